@@ -1,4 +1,4 @@
-"""Policies that ignore the risk: everything, a fixed number, or what another policy refuses."""
+"""Policies that ignore the risk: everything, a fixed number, or the candidates that another policy refuses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Exhaustive:
 
     def plan(self, state: TuningState) -> Plan:
         """All unmeasured candidates the budget allows, best forecast first."""
-        left = [
+        rows = [
             int(i) for i in state.forecasts.order() if state.forecasts.candidates[i] not in state.measured
         ]
-        names = tuple(state.forecasts.candidates[i] for i in left[: state.remaining_measurements()])
-        risk = 0.0 if not left else 1.0
-        done = "budget reached before everything was measured" if left else "everything is measured"
-        return Plan(names, "measure everything" if names else done, risk)
+        names = tuple(state.forecasts.candidates[i] for i in rows[: state.remaining_measurements()])
+        risk = 0.0 if not rows else 1.0
+        reason = "budget reached before everything was measured" if rows else "everything is measured"
+        return Plan(names, "measure everything" if names else reason, risk)
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,14 @@ class Fixed:
         """All of them in one round."""
         total = len(state.forecasts)
         order = np.random.default_rng(state.seed).permutation(total) if self.random else np.arange(total)
-        wanted = [state.forecasts.candidates[int(i)] for i in order[: self.count]]
-        left = [c for c in wanted if c not in state.measured][: state.remaining_measurements()]
-        if not left and state.lacks_working_config():
+        choice = [state.forecasts.candidates[int(i)] for i in order[: self.count]]
+        names = [c for c in choice if c not in state.measured][: state.remaining_measurements()]
+        if not names and state.lacks_working_config():
             # All of the fixed choice failed: go on in the same order until something runs.
-            rest = (state.forecasts.candidates[int(i)] for i in order)
-            left = [c for c in rest if c not in state.measured][:1]
-        return Plan(tuple(left), f"{self.name} {self.count}" if left else "the fixed choice is measured", 1.0)
+            remainder = (state.forecasts.candidates[int(i)] for i in order)
+            names = [c for c in remainder if c not in state.measured][:1]
+        reason = f"{self.name} {self.count}" if names else "the fixed choice is measured"
+        return Plan(tuple(names), reason, 1.0)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class IncludingRefused:
         if plan.measure:
             return plan
         rows = state.refused()[: state.remaining_measurements()]
-        refused = tuple(state.forecasts.candidates[int(i)] for i in rows)
-        if not refused:
+        candidates = tuple(state.forecasts.candidates[int(i)] for i in rows)
+        if not candidates:
             return plan
-        return replace(plan, measure=refused, reason="the tuner's hooks hear of candidates that fail, too")
+        return replace(plan, measure=candidates, reason="the tuner's hooks hear of candidates that fail, too")

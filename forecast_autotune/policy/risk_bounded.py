@@ -68,7 +68,7 @@ class RiskBounded:
     cheap: float = 3.0
     """Factor on the gain of a candidate that is compiled already: expected improvement per cost."""
     draws: int = 2048
-    """Joint draws per plan. A quarter of them leave the small chances that late rounds live on to luck."""
+    """Joint draws per plan. Late rounds decide on small chances, which a quarter of the draws leaves to luck."""
     glance: int = 512
     """Joint draws while nothing has been measured: the first compilation waits for this plan."""
     considered: int = 256
@@ -91,11 +91,11 @@ class RiskBounded:
         total = len(state.forecasts)
         if state.new == 0 and not seen:
             return max(self.least, self.of(self.first, total))
-        wanted = max(1, self.of(self.first / 2, total))
+        count = max(1, self.of(self.first / 2, total))
         if total > self.many:
             # A long list takes many rounds, and none should leave cores idle.
-            wanted = max(wanted, min(state.workers, self.of(2 * self.first, total)))
-        return wanted
+            count = max(count, min(state.workers, self.of(2 * self.first, total)))
+        return count
 
     def weights(self, state: TuningState, rows: npt.NDArray[np.intp]) -> Array:
         """Factors on the expected gain of these candidates, [n]: cheap ones may gain less."""
@@ -117,11 +117,11 @@ class RiskBounded:
             reason = "first look: the best forecasts, without near-copies"
         else:
             reason = f"{risk:.0%} risk that a better one is untried"
-        wanted = min(self.batch(state, seen, risk), room)
+        count = min(self.batch(state, seen, risk), room)
         names = state.forecasts.candidates
         weight = self.weights(state, rows)
-        picked = self._greedy(state, samples, weight, min(max(wanted, state.workers), len(rows)))
-        measure, later = picked[:wanted], picked[wanted:]
+        picks = self._greedy(state, samples, weight, min(max(count, state.workers), len(rows)))
+        measure, later = picks[:count], picks[count:]
         return Plan(
             tuple(names[rows[i]] for i in measure),
             reason,
@@ -130,7 +130,7 @@ class RiskBounded:
         )
 
     def end(self, state: TuningState, risk: float, left: int) -> Plan:
-        """The end where nothing is left to try, or no more may be tried: by the budget or by the default."""
+        """The plan that ends a decision with `left` candidates untried: by the budget or by the default limit."""
         refused, limit = len(state.refused()), "budget"
         if not left:
             but = f" but {refused} that are expected to fail" if refused else ""
@@ -169,33 +169,33 @@ class RiskBounded:
         )
         columns = np.ascontiguousarray(samples.T)
         gain = weight * mean_gain(bar, columns, axis=1)
-        known = np.zeros(len(gain), dtype=np.intp)
+        depth = np.zeros(len(gain), dtype=np.intp)
         """How many picks each gain takes into account."""
-        picked: list[int] = []
-        while len(picked) < count:
+        picks: list[int] = []
+        while len(picks) < count:
             choice = int(np.argmax(gain))
-            if gain[choice] > 0.0 and known[choice] < len(picked):
+            if gain[choice] > 0.0 and depth[choice] < len(picks):
                 # A lower bar only ever lowers a gain (lazy greedy, Minoux 1978): most need no second look.
                 gain[choice] = weight[choice] * mean_gain(bar, columns[choice])
-                known[choice] = len(picked)
+                depth[choice] = len(picks)
                 continue
             if gain[choice] <= 0.0:
                 # Nothing is expected to improve: take the best forecasts left, in order.
                 order = np.argsort(_without_failures(samples).mean(axis=0), kind="stable")
-                choice = next(int(i) for i in order if int(i) not in picked)
-            picked.append(choice)
+                choice = next(int(i) for i in order if int(i) not in picks)
+            picks.append(choice)
             gain[choice] = -1.0
             bar = np.minimum(bar, columns[choice])
-        return picked
+        return picks
 
     def _audit(self, state: TuningState, risk: float, rows: npt.NDArray[np.intp]) -> Plan:
-        done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
+        reason = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted"
         if state.audit <= 0 or state.audited:
-            return Plan((), done, risk)
-        drawn = np.random.default_rng([state.seed, int(digest(state.problem), 16)])
-        chance = drawn.random(len(state.forecasts))
+            return Plan((), reason, risk)
+        generator = np.random.default_rng([state.seed, int(digest(state.problem), 16)])
+        chance = generator.random(len(state.forecasts))
         names = tuple(state.forecasts.candidates[int(i)] for i in rows if chance[i] < state.audit)
         names = names[: state.remaining_measurements()]
         if not names:
-            return Plan((), done, risk)
+            return Plan((), reason, risk)
         return Plan(names, f"audit of {len(names)} trusted candidates", risk, (), names, state.audit)

@@ -36,19 +36,19 @@ class TuningState:
     spent: MeasuringCost = MeasuringCost()
     audit: float = 0.0
     audited: bool = False
-    """The audit share of this decision has been drawn."""
+    """Whether the audit of this decision has been drawn."""
     seed: int = 0
     ready: Collection[Candidate] = ()
     """Candidates that are compiled and not timed: measuring them costs little."""
     compiling: Collection[Candidate] = ()
     """Candidates that compile now."""
     compile_s: Array | None = None
-    """Expected seconds until each candidate is compiled if its worker starts, or goes on, now: [n], 0 for what is
-    ready. None where nothing is known of compilations."""
+    """Expected seconds until each candidate is compiled if its worker starts, or goes on, now: [n], 0 for ready
+    candidates. None where nothing is known of compilations."""
     slowdown: Array | None = None
-    """log2 by which candidates are expected to run slower than forecast, by what their compilation shows: [n]."""
+    """log2 by which candidates are expected to run slower than forecast, as their compilation shows: [n]."""
     programs: Codes | None = None
-    """Numbers that candidates share which compile to the same program: [n]. None where nothing is known of that."""
+    """A number per candidate, equal for those that compile to the same program: [n]. None where that is unknown."""
     problem: str = ""
     """The problem's id: two problems with equally many candidates must not draw the same audits."""
 
@@ -59,7 +59,7 @@ class TuningState:
     def pending(self) -> npt.NDArray[np.intp]:
         """Rows to measure, one for each program.
 
-        Refused ones are among them where nothing else is left, and nothing has run or too much is risked by them.
+        Refused ones are among them where nothing else is left and nothing has run, or their risk is too high.
         """
         unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
         fit = unknown & (self.forecasts.p_fail < REFUSED)
@@ -68,14 +68,14 @@ class TuningState:
         return self._one_of_each_program(np.flatnonzero(fit))
 
     def refused(self) -> npt.NDArray[np.intp]:
-        """Rows that are not tried, as they are expected to fail: inferred from others, and proven by nothing."""
+        """Rows that are not tried, as they are expected to fail: a forecast, not a measurement."""
         unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
         return np.flatnonzero(unknown & (self.forecasts.p_fail >= REFUSED))
 
     def risk_of_refusals(self) -> float:
         """P(some refused candidate runs, and beats the incumbent by more than the tolerance).
 
-        The likeliest of them counts: they are refused for one reason, which is wrong for all or for none.
+        The likeliest of them counts: all are refused for one reason, which is wrong for all or for none.
         """
         rows, forecasts = self.refused(), self.forecasts
         bar = self.best() - math.log2(1 + self.tolerance)
@@ -84,20 +84,20 @@ class TuningState:
         return float(((1.0 - forecasts.p_fail[rows]) * faster).max(initial=0.0))
 
     def _one_of_each_program(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """One of the rows that share a program, the first that is begun, else the first; none if it was measured.
+        """One of the rows that share a program: the first whose compilation has begun, else the first row.
 
-        Which of them has compiled first is chance, and would choose the config.
+        The first to end its compilation would be chance. None where the program was measured.
         """
         if self.programs is None or not len(rows):
             return rows
         names = CandidateList.of(self.forecasts.candidates)
-        tried = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
-        done = self.programs[[names.row_of[c] for c in tried if c in names.row_of]]
-        rows = rows[~np.isin(self.programs[rows], done)]
-        begun = [names[i] in self.compiling or names[i] in self.ready for i in rows.tolist()]
-        order = rows[np.argsort(np.logical_not(begun), kind="stable")]
-        kept: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
-        return kept
+        candidates = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
+        programs = self.programs[[names.row_of[c] for c in candidates if c in names.row_of]]
+        rows = rows[~np.isin(self.programs[rows], programs)]
+        is_begun = [names[i] in self.compiling or names[i] in self.ready for i in rows.tolist()]
+        order = rows[np.argsort(np.logical_not(is_begun), kind="stable")]
+        firsts: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
+        return firsts
 
     def lacks_working_config(self) -> bool:
         """Every candidate tried so far failed by its own fault: no limit may end the decision here.

@@ -1,8 +1,8 @@
-"""The default policy: the least wall time until the answer, plus the price of what it may be slower.
+"""The default policy: the least wall time until the answer, plus the price of its expected regret.
 
-It looks at what `RiskBounded` looks at, and at the clock: which candidates are compiled, which compile and for how
-long yet, how many workers there are. Workers are never idle while something may win; a candidate that will compile
-long has to promise more; and nothing is waited for that is not worth its seconds.
+It sees more than `RiskBounded`: which candidates are compiled, which compile and for how long yet, how many workers
+there are. Workers are never idle while something may win; a candidate that will compile long has to promise more; and
+the decision waits for no candidate that is not worth its seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WallTime(RiskBounded):
     """
 
     percent_s: float = 0.6
-    """Wall seconds that one per cent of a kernel's run time is worth to who accepts a risk of 10 %."""
+    """Wall seconds that one per cent of a kernel's run time is worth at an accepted risk of 10 %."""
     fewest: int = 2
     """Fewest candidates to time. A third may be the one that compiles for seconds: its risk says whether to wait."""
     surprise: float = 0.45
@@ -71,30 +71,30 @@ class WallTime(RiskBounded):
         if room <= 0:
             return self.end(state, risk, len(rows))
         names = state.forecasts.candidates
-        known = np.array([names[int(i)] in state.ready for i in rows])
-        if known.any() and not state.compiling and not state.spent.compiled:
+        is_ready = np.array([names[int(i)] in state.ready for i in rows])
+        if is_ready.any() and not state.compiling and not state.spent.compiled:
             # Binaries of an earlier decision: they may be all that it takes.
-            worth = known & (not seen or gain * self._price(state) > self.timing_s)
+            worth = is_ready & (not seen or gain * self._price(state) > self.timing_s)
             if worth.any():
-                rows, samples, gain, known = rows[worth], samples[:, worth], gain[worth], known[worth]
-        going = np.array([names[int(i)] in state.compiling for i in rows])
+                rows, samples, gain, is_ready = rows[worth], samples[:, worth], gain[worth], is_ready[worth]
+        is_compiling = np.array([names[int(i)] in state.compiling for i in rows])
         # Every worker is one candidate's share of the clock while it compiles.
         cost = self.timing_s + state.compile_s[rows] / max(1, state.workers)
-        # What compiles and may win goes on: a worker that changed its mind at every plan would finish nothing.
-        kept = np.flatnonzero(going & (gain > _LEAST_GAIN) & (seen > 0))
-        wanted = min(room, len(rows), max(int(known.sum()) + state.workers, len(kept)))
-        picked = self._greedy(state, samples, 1.0 / cost, wanted)
-        if lost := set(kept.tolist()) - set(picked):
-            fresh = [i for i in picked if not (going[i] or known[i])]
-            given_up = set(fresh[max(0, len(fresh) - len(lost)) :])
-            picked = [i for i in picked if i not in given_up] + sorted(lost)
+        # A compilation that may win goes on: a worker that began another at every plan would finish none.
+        running = np.flatnonzero(is_compiling & (gain > _LEAST_GAIN) & (seen > 0))
+        count = min(room, len(rows), max(int(is_ready.sum()) + state.workers, len(running)))
+        picks = self._greedy(state, samples, 1.0 / cost, count)
+        if missing := set(running.tolist()) - set(picks):
+            fresh = [i for i in picks if not (is_compiling[i] or is_ready[i])]
+            surplus = set(fresh[max(0, len(fresh) - len(missing)) :])
+            picks = [i for i in picks if i not in surplus] + sorted(missing)
         if not seen:
             reason = "first look: the best forecasts, without near-copies"
         elif risk > state.risk:
             reason = f"{risk:.0%} risk that a better one is untried"
         else:
             reason = f"what it may gain is worth the seconds, at {risk:.0%} risk"
-        return Plan(tuple(names[rows[i]] for i in picked), reason, risk, within_s=self.patience_s)
+        return Plan(tuple(names[rows[i]] for i in picks), reason, risk, within_s=self.patience_s)
 
     @staticmethod
     def _untimed(state: TuningState) -> Plan | None:
@@ -103,8 +103,8 @@ class WallTime(RiskBounded):
         if state.measured or not forecasts.group or CandidateList.of(forecasts.candidates).sources > 1:
             return None  # something is known, or no calibration says how often the best of several sources is one
         risk = forecasts.untimed_risk(int(forecasts.order()[0]), state.tolerance, state.seed)
-        done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted untimed"
-        return Plan((), done, risk) if risk <= state.risk else None
+        reason = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted untimed"
+        return Plan((), reason, risk) if risk <= state.risk else None
 
     def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
         rows, samples = super()._promising(state)
@@ -130,14 +130,14 @@ class WallTime(RiskBounded):
     ) -> bool:
         """Whether some horizon gains more run time, at its price, than the seconds until then.
 
-        `gain` is of each candidate by itself; `stake`, log2, is what all may gain at least, whatever the draws say.
+        `gain` is that of each candidate by itself; `stake`, log2, a lower bound on the gain of all, beside the draws.
         """
         assert state.compile_s is not None
         best = state.best()
         if math.isinf(best):
             return True
         seconds = state.compile_s[rows]
-        # What gains nothing by itself gains nothing beside others.
+        # A candidate that gains nothing by itself gains nothing beside others.
         some = np.flatnonzero(gain * self._price(state) > 1e-3)
         if not len(some):
             return False

@@ -14,8 +14,8 @@ from forecast_autotune.surrogates.prior import formula_prior
 _FACTS = ("load_bytes", "store_bytes", "dot_flops", "elementwise", "iterations")
 """Facts of one program that a question shows."""
 
-_COMPILED = ("registers", "spills", "shared")
-"""Facts that the compiler told of a measured config: registers of a thread, spilled and shared bytes."""
+_COMPILER_FACTS = ("registers", "spills", "shared")
+"""Facts from the compiler about a measured config: registers of a thread, spilled and shared bytes."""
 
 
 def tables_of_source(store: Store, kernel: str, source_sha256: str) -> list[Table]:
@@ -24,7 +24,7 @@ def tables_of_source(store: Store, kernel: str, source_sha256: str) -> list[Tabl
 
 
 def stored_samples(tables: Sequence[Table]) -> tuple[AdviceSample, ...]:
-    """Samples of recorded problems, the largest first: nothing of their times, not even their order."""
+    """Samples of recorded problems, the largest first: without their times, and in an order that does not show them."""
 
     def order(table: Table) -> tuple[float, str]:
         tensors = (a for a in table.problem.arguments if a.kind == "tensor")
@@ -37,10 +37,10 @@ def stored_samples(tables: Sequence[Table]) -> tuple[AdviceSample, ...]:
         if candidates:
             grids = {m.candidate: m.grid for m in rows if m.grid is not None}
             facts = _facts(table.problem, candidates, grids)
-            compiled = {m.candidate: {n: m.extra[n] for n in _COMPILED if n in m.extra} for m in rows}
-            for candidate in [c for c in candidates if compiled[c]][:1]:
-                named = {f"{COMPILED}{name}": float(value) for name, value in compiled[candidate].items()}
-                facts[candidate] = {**facts.get(candidate, {}), **named}
+            extra = {m.candidate: {n: m.extra[n] for n in _COMPILER_FACTS if n in m.extra} for m in rows}
+            for candidate in [c for c in candidates if extra[c]][:1]:
+                additions = {f"{COMPILED}{name}": float(value) for name, value in extra[candidate].items()}
+                facts[candidate] = {**facts.get(candidate, {}), **additions}
             samples.append(AdviceSample(table.problem, candidates, grids, facts))
     return tuple(samples[:MAX_PROBLEMS])
 

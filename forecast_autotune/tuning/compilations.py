@@ -31,24 +31,24 @@ from forecast_autotune.tuning.tracing import LazyTraces
 
 UNKNOWN_S = 0.6
 """Median seconds of a candidate whose IR is not known, before anything has compiled."""
-_LEAST_COMPILED = 2
-_USUAL, _USUAL_S = 3.0, 0.5
-"""Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet. In recorded
+_LEAST_COMPILATIONS = 2
+_USUAL_RATIO, _USUAL_EXCESS_S = 3.0, 0.5
+"""Multiple of the median compilation, and seconds beyond it, that do not yet show a slow candidate. In recorded
 lists of libraries, candidates that compiled 2 to 2.5 times as long as the earlier half were faster than all others as
 often as those that took less (4 %); of those at 2.5 to 3.2 times 1 % were, of those beyond none. Those that have
 compiled so far are the quickest, so that a multiple of their median is reached early."""
 _PENALTY = 1.6
-"""log2 of run time for each doubling beyond that: those lists' candidates at 3.2 to 4.5 times, and beyond, were 2.3
+"""log2 of run time for each doubling beyond these limits: candidates at 3.2 to 4.5 times, and beyond, were 2.3
 and 7 times as slow as the best of the others in the median."""
-SPILLED, _SPILLED_MUCH, _SPILL_LATE = 16, 48, 1.5
+SPILLED, _MANY_SPILLS, _SPILL_LATE = 16, 48, 1.5
 """Registers that a thread spills from which on fewer warps are expected to lose: a program's tiles are shared out among
 its threads, so that with half of the warps each has twice as much to hold. No such config of 226 recorded ones was
 within 2 % of the best of its list; of 134 where fewer spill, three of one kernel were, and compiled hardly longer.
 These are expected to lose once they have compiled so many times as long."""
 _SPILL_SLOWDOWN = 3.0
 """log2 of run time: in the median those configs took eight times as long as the best."""
-_LOOK_S = 0.01
-"""Seconds between two looks at what has compiled, while traces are waited for."""
+_POLL_S = 0.01
+"""Seconds between two looks at the compilations, while waiting for traces."""
 _MOST_GUESSED = 256
 """Candidates up to which forecasting them once more costs nothing while they are traced."""
 _MOST_UNTRACED = 6
@@ -56,13 +56,13 @@ _MOST_UNTRACED = 6
 
 
 def is_traced_in_vain(candidates: CandidateList, workers: int) -> bool:
-    """Whether to trace a list takes longer than what is known then saves: a short one, on a single worker."""
+    """Whether tracing a list takes longer than its facts save: a short one, on a single worker."""
     texts = len(candidates.assignments[0])
     return workers == 1 and len(candidates) <= _MOST_UNTRACED and len(candidates) < 2 * texts
 
 
 class FirstCompilations:
-    """Compiles the first candidates of one task; none where measurements are limited: each is worth choosing."""
+    """Compiles the first candidates of one task; none under a limit of measurements: the policy chooses each."""
 
     def __init__(
         self, traces: LazyTraces, guess: Callable[[], Forecasts], policy: Policy, settings: Settings
@@ -73,12 +73,12 @@ class FirstCompilations:
         self._is_exhaustive = isinstance(policy, Exhaustive)
         self._by_time = isinstance(policy, WallTime)
         self.begun: list[Candidate] = []
-        """Running compilations, in the order asked for; or, of an earlier decision's binaries, what seems best."""
+        """Running compilations, in the order of request; or an earlier decision's binaries, best guess first."""
         self.are_all_measured = False
         """Whether all are to be measured, and none to be traced or forecast."""
 
     def begin(self, measurer: Measurer) -> None:
-        """Compile what `at_once` names; nothing where binaries of an earlier decision may be all that it takes."""
+        """Compile the candidates of `at_once`; none where the binaries of an earlier decision may be enough."""
         by_time = self._is_free and self._by_time
         self.are_all_measured = by_time and is_traced_in_vain(self._candidates, measurer.workers)
         if self.are_all_measured:
@@ -87,9 +87,9 @@ class FirstCompilations:
             self._compile(measurer, self.at_once(measurer.workers))
 
     def begin_guessed(self, measurer: Measurer) -> None:
-        """Compile what `guessed` names, or take the best of an earlier decision's binaries where there are some.
+        """Compile the candidates of `guessed`, or list the best binaries of an earlier decision.
 
-        These are for the time in which traces are waited for.
+        They are timed while waiting for traces.
         """
         if (ready := measurer.ready()) and not self.begun:
             if self._is_free and self._by_time and self._traces.outstanding:
@@ -98,27 +98,27 @@ class FirstCompilations:
         self._compile(measurer, self.guessed(measurer.workers))
 
     def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
-        """Each candidate of `begun` that has compiled while the first traces are still to come; ends with those.
+        """Yield each candidate of `begun` that compiles before the first traces are complete.
 
-        To be timed meanwhile: nobody else needs the device, and another process traces. Where nothing is traced,
-        all of it, compiled or not.
+        They can be timed meanwhile: the device is idle, and another process traces. Where nothing is traced, yields
+        all of `begun`, compiled or not.
         """
         if self.are_all_measured:
             yield from self.begun
             return
-        traces, left = self._traces, dict.fromkeys(self.begun)
-        if not (self._by_time and left and measurer.quiet and traces.outstanding):
+        traces, queue = self._traces, dict.fromkeys(self.begun)
+        if not (self._by_time and queue and measurer.quiet and traces.outstanding):
             return
         with span("trace", assignments=traces.outstanding):
-            while left and traces.outstanding:
-                compiled = measurer.ready()
-                if (first := next((c for c in left if c in compiled), None)) is not None:
-                    del left[first]
+            while queue and traces.outstanding:
+                ready = measurer.ready()
+                if (first := next((c for c in queue if c in ready), None)) is not None:
+                    del queue[first]
                     yield first
                 try:
-                    traces.poll(_LOOK_S if first is None else 0.0)
+                    traces.poll(_POLL_S if first is None else 0.0)
                 except Exception:
-                    return  # it fails again where the traces are needed, and is dealt with there
+                    return  # a failure repeats in the first forecast, which handles it
 
     def _compile(self, measurer: Measurer, candidates: Sequence[Candidate]) -> None:
         if candidates:
@@ -126,22 +126,22 @@ class FirstCompilations:
             measurer.prefetch(candidates)
 
     def at_once(self, workers: int) -> Sequence[Candidate]:
-        """A list that fits the workers, once or twice, before anything is traced: few of a longer one are wanted."""
+        """All candidates, if they fit the workers once or twice, before tracing: of a longer list few are measured."""
         fits = self._by_time and len(self._candidates) <= 2 * workers
         if not (self._is_free and (fits or self._is_exhaustive)):
             return ()
-        # Stages alone often change nothing, which is seen once there is IR: one of each comes first.
+        # Stages alone often change nothing, as the IR shows later: one of each such group comes first.
         columns = [column for name, column in self._candidates.columns.items() if name != "num_stages"]
         first, _ = group_rows(columns, len(self._candidates))
         order = np.argsort(~np.isin(np.arange(len(self._candidates)), first), kind="stable")
         return [self._candidates[row] for row in order.tolist()]
 
     def guessed(self, workers: int) -> Sequence[Candidate]:
-        """Return the best of a longer list without its IR, one for each worker while that is traced.
+        """Return the best of a longer list by forecasts without IR, one for each worker while the list is traced.
 
-        In 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
-        config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one
-        waits: it would take the core that traces.
+        In 19 recorded lists of 36 to 48, plans with IR ask for 72 % of the sixteen, and every sixteen holds a
+        config within 2 % of the best. Plans replace the others. A single worker waits: it would take the core that
+        traces.
         """
         if not (self._is_free and self._by_time and 2 * workers < len(self._candidates) and workers > 1):
             return ()
@@ -151,7 +151,7 @@ class FirstCompilations:
         """All that may launch, by forecasts without IR; none of a list that takes long to forecast."""
         if len(self._candidates) > _MOST_GUESSED:
             return ()
-        with contextlib.suppress(Exception), single_threaded_blas():  # it fails again where it is dealt with
+        with contextlib.suppress(Exception), single_threaded_blas():  # the first forecast handles failures
             guess = self._guess()
             return [self._candidates[row] for row in guess.order().tolist() if guess.p_fail[row] < REFUSED]
         return ()
@@ -165,13 +165,13 @@ class ExpectedCompilations(NamedTuple):
     penalties: Array
     """log2 by which each should run slower than forecast, as it compiles far longer than others; [n].
 
-    A kernel that unrolls or spills without bounds compiles long and runs slowly, also where it was given up. None is
-    expected to before `_LEAST_COMPILED` have compiled, or all programs but one.
+    A kernel that unrolls or spills without bounds compiles long and runs slowly, also where its compilation was given
+    up. All are 0 before `_LEAST_COMPILATIONS` have ended, or those of all programs but one.
     """
 
 
 class CompileTimes:
-    """Expected seconds per candidate; asked again whenever something has compiled."""
+    """Expected seconds per candidate, as of the compilations so far."""
 
     def __init__(
         self,
@@ -180,12 +180,12 @@ class CompileTimes:
         formula: CompileSeconds | None = None,
         stage_doublings: float = 0.0,
     ) -> None:
-        """`stage_doublings` as the function of that name has it."""
+        """`stage_doublings` is the result of `features.compile_seconds.stage_doublings`."""
         self._candidates, self._traces, self._doublings = candidates, traces, stage_doublings
         self._formula = formula or shipped_compile_seconds()
         self._texts = -1
         self.longest: dict[Candidate, float] = {}
-        """Seconds that candidates have compiled without an end, also those that were given up."""
+        """Longest seconds that a candidate has compiled without an end, also those that were given up."""
         self._log2_seconds = np.full(len(candidates), math.log2(UNKNOWN_S))
 
     def expected(
@@ -197,18 +197,18 @@ class CompileTimes:
     ) -> ExpectedCompilations:
         """Return the forecasts of this moment.
 
-        `seconds` is what those took that have compiled, `compiling` how long others have been at it. One that was
-        given up starts anew, and takes longer than it had been given. `programs` is how many different ones the
-        candidates compile to, as far as that is known.
+        `seconds` are those of the compilations that have ended, `compiling` those so far of the running ones. A
+        compilation that was given up starts anew, and takes longer than it ran before. `programs` is the number of
+        different programs that the candidates compile to, as far as it is known.
         """
-        lasted = self._lasted(seconds, compiling, ready)
+        ages = self._ages(seconds, compiling, ready)
         return ExpectedCompilations(
-            self._remaining(seconds, compiling, ready, lasted),
-            self._penalties(seconds, lasted, len(self._candidates) if programs is None else programs),
+            self._remaining(seconds, compiling, ready, ages),
+            self._penalties(seconds, ages, len(self._candidates) if programs is None else programs),
         )
 
     def forecast(self, row: int) -> float:
-        """log2(seconds) of a candidate by the formula, whatever has compiled by now; 0 without its IR."""
+        """log2(seconds) of a candidate by the formula alone; 0 without its IR."""
         return float(self._formula_seconds()[row]) if self._traces.facts(row) is not None else 0.0
 
     def _remaining(
@@ -216,74 +216,74 @@ class CompileTimes:
         seconds: Mapping[Candidate, float],
         compiling: Mapping[Candidate, float],
         ready: Collection[Candidate],
-        lasted: Mapping[Candidate, float],
+        ages: Mapping[Candidate, float],
     ) -> Array:
         logs, row_of = self._formula_seconds(), self._candidates.row_of
-        seen = [(row_of[c], math.log2(s)) for c, s in seconds.items() if c in row_of and s > 0]
-        if not seen:
-            # All may be late: the others of this kernel would be no quicker.
-            overdue = ((row_of[c], math.log2(s)) for c, s in lasted.items() if s > 0)
-            seen = [(row, log) for row, log in overdue if log > logs[row]]
-        level = self._formula.level([log - logs[row] for row, log in seen])
-        sd = math.hypot(self._formula.config_sd, 0.0 if seen else self._formula.kernel_sd)
+        observations = [(row_of[c], math.log2(s)) for c, s in seconds.items() if c in row_of and s > 0]
+        if not observations:
+            # All running ones may be late: the others of this kernel would be no quicker.
+            overdue = ((row_of[c], math.log2(s)) for c, s in ages.items() if s > 0)
+            observations = [(row, log) for row, log in overdue if log > logs[row]]
+        level = self._formula.level([log - logs[row] for row, log in observations])
+        sd = math.hypot(self._formula.config_sd, 0.0 if observations else self._formula.kernel_sd)
         remaining = np.exp2(logs + level + sd**2 * math.log(2) / 2)
-        for c, least in lasted.items():
-            rest = remaining_seconds(float(logs[row_of[c]]) + level, sd, least)
-            remaining[row_of[c]] = rest + least - compiling.get(c, 0.0)
+        for c, age in ages.items():
+            more_s = remaining_seconds(float(logs[row_of[c]]) + level, sd, age)
+            remaining[row_of[c]] = more_s + age - compiling.get(c, 0.0)
         remaining[[row_of[c] for c in (*seconds, *ready) if c in row_of]] = 0.0
         return remaining
 
     def _penalties(
-        self, seconds: Mapping[Candidate, float], lasted: Mapping[Candidate, float], programs: int
+        self, seconds: Mapping[Candidate, float], ages: Mapping[Candidate, float], programs: int
     ) -> Array:
         penalties = np.zeros(len(self._candidates))
-        took = [s for s in seconds.values() if s > 0]
-        if len(took) < max(1, min(_LEAST_COMPILED, programs - 1)):
+        durations = [s for s in seconds.values() if s > 0]
+        if len(durations) < max(1, min(_LEAST_COMPILATIONS, programs - 1)):
             return penalties
-        half = statistics.median(took)
-        usual = max(_USUAL * half, half + _USUAL_S)
-        for c, least in lasted.items():
-            if least > usual:
-                penalties[self._candidates.row_of[c]] = _PENALTY * math.log2(least / usual)
+        median = statistics.median(durations)
+        usual = max(_USUAL_RATIO * median, median + _USUAL_EXCESS_S)
+        for c, age in ages.items():
+            if age > usual:
+                penalties[self._candidates.row_of[c]] = _PENALTY * math.log2(age / usual)
         return penalties
 
-    def _lasted(
+    def _ages(
         self,
         seconds: Mapping[Candidate, float],
         compiling: Mapping[Candidate, float],
         ready: Collection[Candidate],
     ) -> dict[Candidate, float]:
-        """The longest that each candidate has compiled, of those that have not ended.
+        """Seconds that each candidate without a binary has compiled at the longest.
 
-        Were it forgotten of what is given up, that would look as good as before it began: two candidates could
-        take a worker from each other for ever.
+        Candidates that were given up are among them: without their seconds they would look as good as before they
+        began, and two candidates could take a worker from each other for ever.
         """
-        for c, elapsed in compiling.items():
+        for c, age in compiling.items():
             if c in self._candidates.row_of:
-                self.longest[c] = max(elapsed, self.longest.get(c, 0.0))
+                self.longest[c] = max(age, self.longest.get(c, 0.0))
         return {c: s for c, s in self.longest.items() if c not in seconds and c not in ready}
 
     def _formula_seconds(self) -> Array:
         """Medians of log2(seconds) by the formula; those without IR have the mean of the others."""
         if self._texts == len(self._traces.texts):
             return self._log2_seconds
-        known: dict[int, list[float]] = {}
+        features: dict[int, list[float]] = {}
         deeper: list[float] = []
         for row, candidate in enumerate(self._candidates):
             if (facts := self._traces.facts(row)) is not None:
                 config = candidate.config
-                known[row] = compile_features(facts, config.num_warps, config.num_stages)
+                features[row] = compile_features(facts, config.num_warps, config.num_stages)
                 deeper.append(deep_log2_seconds(facts, config.num_stages, self._doublings))
-        if known:
-            logs = self._formula.log2_seconds(list(known.values())) + deeper
+        if features:
+            logs = self._formula.log2_seconds(list(features.values())) + deeper
             self._log2_seconds = np.full(len(self._candidates), float(logs.mean()))
-            self._log2_seconds[list(known)] = logs
+            self._log2_seconds[list(features)] = logs
         self._texts = len(self._traces.texts)
         return self._log2_seconds
 
 
 class DistinctPrograms:
-    """Numbers of programs per candidate; asked again whenever IR has come in."""
+    """Numbers of programs per candidate, as of the IR so far."""
 
     def __init__(self, problem: Problem, candidates: CandidateList, traces: LazyTraces) -> None:
         self._candidates, self._traces = candidates, traces
@@ -293,7 +293,7 @@ class DistinctPrograms:
         self._numbers: Codes | None = None
 
     def numbers(self) -> Codes | None:
-        """As `program_numbers`; None where nothing is known of what is equal."""
+        """As `program_numbers`; None where no equality is known."""
         if self._applies and self._texts != len(self._traces.texts):
             self._texts = len(self._traces.texts)
             self._numbers = program_numbers(self._candidates, self._traces.facts, self._device)
@@ -313,26 +313,26 @@ class DistinctPrograms:
 
 
 def spill_slowdowns(
-    candidates: CandidateList, measurements: Iterable[Measurement], lasted: Mapping[Candidate, float]
+    candidates: CandidateList, measurements: Iterable[Measurement], ages: Mapping[Candidate, float]
 ) -> Array:
     """log2 by which each candidate should run slower than forecast, as a measured one with more warps spills: [n].
 
-    The two agree in all else but the number of stages. `measurements` say what spilled in `extra["spills"]`, in
-    registers of a thread, and `lasted` for how many seconds candidates have compiled.
+    The two agree in all else but the number of stages. `extra["spills"]` of a measurement counts the spilled registers
+    of a thread; `ages` are the seconds that candidates have compiled so far.
     """
     slowdowns = np.zeros(len(candidates))
-    ran = [m for m in measurements if m.ok and m.candidate in candidates.row_of]
-    spilled = [m for m in ran if _spills(m) >= SPILLED]
-    if not spilled:
+    successes = [m for m in measurements if m.ok and m.candidate in candidates.row_of]
+    spillers = [m for m in successes if _spills(m) >= SPILLED]
+    if not spillers:
         return slowdowns
     columns = candidates.columns
     alike = [c for name, c in columns.items() if name not in ("num_warps", "num_stages")]
     group = group_rows(alike, len(candidates))[1]
     warps = np.array([c.config.num_warps for c in candidates])
-    seconds = np.array([lasted.get(c, 0.0) for c in candidates])
-    for m in spilled:
+    seconds = np.array([ages.get(c, 0.0) for c in candidates])
+    for m in spillers:
         row, late_s = candidates.row_of[m.candidate], _SPILL_LATE * (m.compile_s or 0.0)
-        late = seconds >= (0.0 if _spills(m) >= _SPILLED_MUCH else late_s)
+        late = seconds >= (0.0 if _spills(m) >= _MANY_SPILLS else late_s)
         slowdowns[late & (group == group[row]) & (warps < warps[row])] = _SPILL_SLOWDOWN
     return slowdowns
 

@@ -88,27 +88,27 @@ if TYPE_CHECKING:
 
 FACT_COLLECTION_S = 0.02
 """Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
-_FIRST_TIMED, _TIMED_PER_PLAN = 2, 4
+_FIRST_TIMINGS, _TIMINGS_PER_PLAN = 2, 4
 """Compiled candidates timed before the plan is made for the second time, and before each later plan: forecast and plan
 take as long as timing one does, and the first timings tell most."""
 _MAX_SHOWN_MESSAGES = 3
 """Distinct messages, the most frequent first, shown when nothing launches."""
 TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
-_OF_THE_SOURCE = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.INCORRECT)
+_SOURCE_FAILURES = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.INCORRECT)
 """Failures that a source's other configs may share. Resources and time depend on the config, and are forecast."""
-_FAILED, _TRIED = 0.2, 0.8
+_PRIOR_FAILURES, _PRIOR_TRIES = 0.2, 0.8
 """Counts of a source before any measurement: failures, and tries. From the sixth failure in a row it is
 refused."""
 
 MAX_TIES = 16
 """Configs as fast as the chosen one that a decision names."""
 STRUCK = "struck"
-"""`Decision.settings` of one whose candidate could not be launched any more: it is kept to be read, and never used."""
+"""`Decision.settings` of a decision whose candidate no longer launches: it stays readable, and is never served."""
 
 Answer = TypeVar("Answer")
 
 
-# --- what a decision is asked, and what it remembers with ---
+# --- the task of a decision, and its store ---
 
 
 class GuardedStore:
@@ -120,7 +120,7 @@ class GuardedStore:
     def __init__(self, store: TuningStore) -> None:
         self._store = store
         self._warned = False
-        self._kept: list[Measurement] = []
+        self._backlog: list[Measurement] = []
 
     def _ask(self, method: str, otherwise: Callable[[], Answer], *args: Any) -> Answer:
         try:
@@ -134,9 +134,9 @@ class GuardedStore:
             return otherwise()
 
     def keeps(self, method: str) -> bool:
-        """Whether the store itself has a method that no store must have: `put_facts`, `advice` or `add_miss`.
+        """Whether the guarded store has an optional method: `put_facts`, `advice` or `add_miss`.
 
-        This one has them whatever it guards.
+        This class has all of them, whichever store it guards.
         """
         passed_on: Callable[[str], bool] | None = getattr(self._store, "keeps", None)
         return hasattr(type(self._store), method) if passed_on is None else passed_on(method)
@@ -152,8 +152,8 @@ class GuardedStore:
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """As `TuningStore`."""
-        kept = [m for m in self._kept if m.problem == problem.id]
-        return self._ask("measurements", list, problem) + kept
+        backlog = [m for m in self._backlog if m.problem == problem.id]
+        return self._ask("measurements", list, problem) + backlog
 
     def relatives(self, problem: Problem, limit: int = 8) -> list[Relative]:
         """As `TuningStore`."""
@@ -161,12 +161,12 @@ class GuardedStore:
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """As `TuningStore`."""
-        self._ask("add", lambda: self._kept.append(measurement), problem, measurement)
+        self._ask("add", lambda: self._backlog.append(measurement), problem, measurement)
 
     def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
         """As `TuningStore`; one by one where a user's own store has nothing else."""
         if hasattr(self._store, "add_all"):
-            self._ask("add_all", lambda: self._kept.extend(measurements), problem, measurements)
+            self._ask("add_all", lambda: self._backlog.extend(measurements), problem, measurements)
             return
         for measurement in measurements:
             self.add(problem, measurement)
@@ -185,23 +185,23 @@ class GuardedStore:
 
     def tuning_lock(self, problem: Problem, timeout_s: float) -> AbstractContextManager[bool]:
         """As `TuningStore`."""
-        return self._entered(self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s))
+        return self._enter(self._ask("tuning_lock", contextlib.nullcontext, problem, timeout_s))
 
     def watch(self, problem: Problem, candidate: Candidate) -> AbstractContextManager[bool]:
         """As `Store.watch`."""
-        return self._entered(self._ask("watch", contextlib.nullcontext, problem, candidate))
+        return self._enter(self._ask("watch", contextlib.nullcontext, problem, candidate))
 
     @contextlib.contextmanager
-    def _entered(self, context: AbstractContextManager[object]) -> Iterator[bool]:
-        """The block runs whatever becomes of its context; yields False where that could not be had."""
+    def _enter(self, context: AbstractContextManager[object]) -> Iterator[bool]:
+        """Enter a context of the store; where entering or leaving fails, warn and run the block all the same."""
         try:
-            held = bool(context.__enter__())
+            is_held = bool(context.__enter__())
         except Exception as error:
             self._warn(error)
             yield False
             return
         try:
-            yield held
+            yield is_held
         finally:
             try:
                 context.__exit__(None, None, None)
@@ -221,7 +221,7 @@ class GuardedStore:
         return self._ask("facts", lambda: None, problem)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
-        """Keep this instead."""
+        """Store these facts in place of the earlier ones."""
         self._ask("put_facts", lambda: None, problem, facts)
 
     def add_miss(self, miss: Miss) -> None:
@@ -244,17 +244,17 @@ class TuningTask:
     candidates: Sequence[Candidate]
     grids: Mapping[Candidate, tuple[int, ...]] = field(default_factory=dict)
     trace: Callable[[Sequence[Candidate]], Mapping[str, str]] | None = None
-    """Gives TTIR by assignment key for the candidates asked for; None when there is no IR."""
+    """Returns TTIR by assignment key for its candidates; None when there is no IR."""
     fingerprint: str = ""
     """Digest of the candidates; computed when empty."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
     advice: Advice | None = None
-    """A language model's advice on the kernel's source; by default what the store has, or what is installed."""
+    """A language model's advice on the kernel's source; by default the stored or the installed one."""
     normal_form: Callable[[], str] | None = None
-    """Gives the digest of the kernel's normal form, by which installed advice outlives a release of its package."""
+    """Returns the digest of the kernel's normal form, by which installed advice outlives a release of its package."""
     hears_failures: bool = False
-    """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
+    """Whether the user's hooks get the exceptions of failing candidates: then refused candidates are tried, too."""
     struck: Sequence[Measurement] = ()
     """Failed launches of candidates that were chosen untimed in this process."""
     why_untimed: str = ""
@@ -262,23 +262,21 @@ class TuningTask:
 
     def known_labels(self, store: TuningStore | None) -> dict[Candidate, Measurement]:
         """The labels of its candidates: of a store's measurements and, later, of launches that failed here."""
-        listed, stored = (
-            frozenset(self.candidates),
-            store.measurements(self.problem) if store is not None else (),
-        )
-        return latest_labels(m for m in (*stored, *self.struck) if m.candidate in listed)
+        candidates = frozenset(self.candidates)
+        rows = store.measurements(self.problem) if store is not None else ()
+        return latest_labels(m for m in (*rows, *self.struck) if m.candidate in candidates)
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
-        """Names everything a stored decision depends on besides the problem."""
+        """A digest of everything that a stored decision depends on besides the problem."""
         mark = self.fingerprint or fingerprint(self.candidates)
-        # A dataclass says all of its limits; of anything else only the name is sure to be stable.
+        # The repr of a dataclass holds all of its limits; another policy has only its name that is stable.
         how = repr(policy) if is_dataclass(policy) else policy.name
         return digest(mark, how, settings.tolerance, settings.risk, repr(settings.budget))
 
 
 def fingerprint(candidates: Sequence[Candidate]) -> str:
     """One digest for a list of candidates, whatever their order."""
-    # One text each, without the detour over JSON: a large list is named on every first call.
+    # No detour over JSON: every first call computes this digest, for large lists as well.
     return digest(*sorted(map(_name, candidates)))
 
 
@@ -288,7 +286,7 @@ def _name(c: Candidate) -> str:
 
 
 def in_row_order(task: TuningTask) -> TuningTask:
-    """The task with its candidates in an order of their own: draws, samples, ties and questions go by the rows."""
+    """The task with its candidates sorted by name: draws, samples, ties and questions depend on their rows."""
     return replace(task, candidates=sorted(task.candidates, key=_name))
 
 
@@ -310,16 +308,16 @@ def tune(
     the next one starts, so an interruption at any point loses nothing. A failure of store, surrogate or policy costs
     a warning, and time: then everything is measured. Errors of the measurer are raised.
     """
-    guarded = GuardedStore(store)
+    guarded_store = GuardedStore(store)
     try:
         with rare_collections():
-            return _tune(task, measurer, guarded, surrogate, settings, policy)
+            return _tune(task, measurer, guarded_store, surrogate, settings, policy)
     except MeasurerFailedError as failure:
         error_of_measurer = failure.error
     except Exception as error:
         if is_told_to_caller(error):
             raise
-        return _decide_plainly(task, measurer, guarded, settings, error)
+        return _decide_plainly(task, measurer, guarded_store, settings, error)
     raise error_of_measurer  # measuring everything would only raise it again
 
 
@@ -343,19 +341,19 @@ def _tune(
         return _decide_unmeasured(
             forecaster, labels, [], settings, mark, "deterministic mode: no clock, no store"
         )
-    stored = reusable_decision(store.decision(task.problem), task, settings, mark)
-    rechecks = mode is Mode.TUNE and Rechecks.spent_s < settings.recheck_s
-    if stored is not None and not (rechecks and stored.is_untimed):
-        return stored
+    previous = reusable_decision(store.decision(task.problem), task, settings, mark)
+    may_recheck = mode is Mode.TUNE and Rechecks.spent_s < settings.recheck_s
+    if previous is not None and not (may_recheck and previous.is_untimed):
+        return previous
     advisor = None if settings.advice == "off" else store
     if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
         forecaster = TaskForecaster(task, surrogate, advisor)
         return _decide_from_store(forecaster, store, settings, mark, task)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
-        stored = reusable_decision(store.decision(task.problem), task, settings, mark)
-        if stored is not None and not (rechecks and stored.is_untimed):
-            return stored
+        previous = reusable_decision(store.decision(task.problem), task, settings, mark)
+        if previous is not None and not (may_recheck and previous.is_untimed):
+            return previous
         if by_risk:
             task = in_row_order(task)
         store.recover(task.problem)
@@ -365,11 +363,11 @@ def _tune(
                 TaskForecaster(task, surrogate, advisor), store, policy, settings, mark, measurer
             )
 
-        if stored is not None and new_run().confirms():
-            return stored
+        if previous is not None and new_run().confirms():
+            return previous
         run = new_run()
-        if stored is not None:
-            run.reasons.append(f"a re-check has refuted the untimed choice, {stored.chosen}")
+        if previous is not None:
+            run.reasons.append(f"a re-check has refuted the untimed choice, {previous.chosen}")
         decision = run.decide()
         if decision.is_kept:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
@@ -383,7 +381,7 @@ def reusable_decision(
     decision: Decision | None, task: TuningTask, settings: Settings, mark: str
 ) -> Decision | None:
     """The stored decision if it answers this task under these settings, marked as stored."""
-    # A file may have been edited, or damaged.
+    # The file of the decision may have been edited, or damaged.
     if decision is None or decision.settings == STRUCK or decision.chosen not in task.candidates:
         return None
     if decision.settings != mark and settings.mode not in (Mode.SKIP, Mode.FROZEN):
@@ -395,7 +393,7 @@ def reusable_decision(
 class Rounds(ABC):
     """The loop itself: plan and measure in turns until the policy is satisfied.
 
-    A subclass says what the next plan is made from and what becomes of measurements.
+    A subclass makes the next plan and stores the measurements.
     """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
@@ -403,7 +401,7 @@ class Rounds(ABC):
         self.measurer: Measurer | None = None
         """None until something has to be timed."""
         self.reasons: list[str] = []
-        """Why each plan is as it is that asks for something new, and the last."""
+        """Reasons of the plans that asked for new candidates, and of the last plan."""
         self.plans = 0
         self.forecast_s = 0.0
         self.llm = LLMEffect()
@@ -420,10 +418,10 @@ class Rounds(ABC):
 
     @abstractmethod
     def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
-        """Take in the `count`th measurement of a plan; whether the plan is to be gone on with."""
+        """Take in the `count`th measurement of a plan; whether to continue with the plan."""
 
     def measure(self, plan: Plan) -> int:
-        """Have the measurer carry out a plan; how many measurements came of it."""
+        """Let the measurer carry out a plan; returns the number of measurements."""
         count = 0
         for count, measurement in enumerate(self.measurements(plan), 1):
             if not self.add(measurement, plan, count):
@@ -469,39 +467,39 @@ class _TuningRun(Rounds):
         self._make_measurer = make_measurer
         self._forecasts: Forecasts | None = None
         self._forecast_from = 0
-        """How many measurements they were made from."""
+        """Number of measurements that `_forecasts` rest on."""
         self._results = TaskResults(store, self._problem, self._candidates)
         self._relatives = store.relatives(self._problem)
         self._risks = RiskTracker(
             forecaster.label, store.verdicts(self._problem), store.decision(self._problem)
         )
         self._risks.claim_previous(self._candidates, self._results.labels)
-        self._requested: set[Candidate] = set()
-        """Candidates that any plan has asked for."""
+        self._requests: set[Candidate] = set()
+        """Candidates of all plans so far."""
         release = dict(self._problem.toolchain).get("triton", "")
         doublings = stage_doublings(self._problem.device.backend, release)
         self._compile_times = CompileTimes(self._candidates, forecaster.traces, None, doublings)
         self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
-        self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)
-        self._before = self._choice_before() if settings.prefer == "bits" else None
-        self._kept: Measurement | None = None
-        """The choice, where it is to have the bits of the one before."""
+        self._first_compilations = FirstCompilations(forecaster.traces, self._guess, policy, settings)
+        self._previous = self._find_previous() if settings.prefer == "bits" else None
+        self._bits_choice: Measurement | None = None
+        """The choice under `prefer="bits"`: its outputs have the bits of the previous choice's."""
         self._audited = False
 
     def decide(self) -> Decision:
         """Raises `NoWorkingConfigError` when every candidate fails."""
         try:
-            if not self._results.labels:  # then something has to be timed, whatever the forecasts say
+            if not self._results.labels:  # something has to be timed, whatever the forecasts say
                 with measurer_errors():
                     self.measurer = self._make_measurer()
-                    self._ahead.begin(self.measurer)
-            if not self._ahead.are_all_measured:
+                    self._first_compilations.begin(self.measurer)
+            if not self._first_compilations.are_all_measured:
                 self._forecaster.prepare()
-            if self._before is not None and self._before not in self._results.labels:
-                self._measure_before(self._before)
+            if self._previous is not None and self._previous not in self._results.labels:
+                self._measure_previous(self._previous)
             if self.measurer is not None:
                 with measurer_errors():
-                    self._ahead.begin_guessed(self.measurer)
+                    self._first_compilations.begin_guessed(self.measurer)
                     self._measure_early(self.measurer)
             plan = self.run()
             self.reasons.append(plan.reason)
@@ -514,10 +512,7 @@ class _TuningRun(Rounds):
                 self.measurer.close()
 
     def confirms(self) -> bool:
-        """Whether the stored decision, which nobody has timed, survives a re-check, if one is drawn.
-
-        What that shows is kept with the decision.
-        """
+        """Whether the stored, untimed decision survives a re-check, if one is drawn; the result is stored with it."""
         decision = self._store.decision(self._problem)
         if decision is None or not Rechecks.draw(decision):
             return decision is not None
@@ -526,18 +521,18 @@ class _TuningRun(Rounds):
         with measurer_errors():
             measurer = self._make_measurer()
             try:
-                add, left = self._results.add, self.settings.recheck_s - Rechecks.spent_s
-                checked, refuted = Rechecks.judge(
-                    decision, rivals, measurer, lambda m: add(self._with_grid(m)), left
+                add, remaining_s = self._results.add, self.settings.recheck_s - Rechecks.spent_s
+                result, refuted = Rechecks.judge(
+                    decision, rivals, measurer, lambda m: add(self._with_grid(m)), remaining_s
                 )
             finally:
                 self._forecaster.traces.close()
                 measurer.close()
-        self._store.put_decision(self._problem, checked)
+        self._store.put_decision(self._problem, result)
         return not refuted
 
     def next_plan(self) -> Plan:
-        """The policy's plan. A first request makes a measurer, and is planned again if that helps."""
+        """The policy's plan. The first one with candidates opens the measurer, and is made again if binaries exist."""
         self._state = self._state_of(self._forecast())
         plan = self.plan(self._state)
         if plan.measure and self.measurer is None:
@@ -547,9 +542,9 @@ class _TuningRun(Rounds):
                 # Binaries from an earlier decision: plan again, knowing that they cost nothing.
                 self._state = self._state_of(self._state.forecasts)
                 plan = self.plan(self._state)
-        if not self._requested.issuperset(plan.measure):
+        if not self._requests.issuperset(plan.measure):
             self.reasons.append(plan.reason)
-            self._requested.update(plan.measure)
+            self._requests.update(plan.measure)
         return plan
 
     def correct(self, forecasts: Forecasts) -> Forecasts:
@@ -565,8 +560,8 @@ class _TuningRun(Rounds):
 
     def measure(self, plan: Plan) -> int:
         """Time what is compiled of a plan; while all of it still compiles, prepare for another shape."""
-        self._wanted = set(plan.measure)
-        self._most = _TIMED_PER_PLAN if self._results.tried else _FIRST_TIMED
+        self._pending = set(plan.measure)
+        self._timing_limit = _TIMINGS_PER_PLAN if self._results.tried else _FIRST_TIMINGS
         count = super().measure(plan)
         if not count and self.measurer is not None and self.measurer.workers > 1:
             self._forecaster.traces.parse_ahead()
@@ -578,24 +573,24 @@ class _TuningRun(Rounds):
             yield from super().measurements(plan)
 
     def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
-        """Commit a measurement; the plan is gone on with unless another one may be better by now."""
+        """Commit a measurement; whether to continue with the plan, rather than make a better one."""
         assert self.measurer is not None
         candidate = measurement.candidate
         extra: dict[str, object] = {"forecast": self._forecast_record(self._state.forecasts, candidate)}
         if candidate in plan.audit:
             extra["audit_probability"] = plan.audit_probability
         self._results.add(self._with_grid(replace(measurement, extra={**measurement.extra, **extra})))
-        self._wanted.discard(candidate)
+        self._pending.discard(candidate)
         if measurement.outcome is Outcome.INCORRECT or getattr(self.measurer, "is_undecided", False):
-            return True  # what it was measured beside comes next, or what tells which of two is right
+            return True  # next comes the candidate beside it, or the one that tells which of two is right
         if time_exhausted(self.settings.budget, self.measurer.spent()):
-            return False  # the policy hears of it next, and ends the decision
+            return False  # the next call of the policy ends the decision
         # While compilations go on, a new plan costs nothing.
-        enough = count >= self._most or self._wanted.isdisjoint(self.measurer.ready())
+        enough = count >= self._timing_limit or self._pending.isdisjoint(self.measurer.ready())
         return plan.within_s is None or not enough
 
     def store_facts(self) -> None:
-        """Keep what a later refit reads of the candidates that were measured. Never raises.
+        """Store the facts of the measured candidates for a later refit. Never raises.
 
         A harvest has its IR in the problem's record already.
         """
@@ -611,22 +606,22 @@ class _TuningRun(Rounds):
                 self._store.put_facts(problem, merge_facts(self._store.facts(problem), facts))
 
     def _state_of(self, forecasts: Forecasts) -> TuningState:
-        measurer, spent = self.measurer, MeasuringCost()
+        measurer, cost = self.measurer, MeasuringCost()
         ready: Collection[Candidate] = ()
         compiling: Mapping[Candidate, float] = {}
         compile_s: Array | None = None
         slowdown: Array | None = None
         if measurer is not None:
-            # Asked once: between two answers something may have compiled.
-            spent, ready, compiling = measurer.spent(), measurer.ready(), measurer.compiling()
+            # One reading of each: a compilation may end between two.
+            cost, ready, compiling = measurer.spent(), measurer.ready(), measurer.compiling()
             if measurer.quiet:  # else a plan could make no use of it
-                took = {
+                seconds = {
                     m.candidate: m.compile_s for m in self._results.tried.values() if m.compile_s is not None
                 }
                 programs = self._programs.count()
-                compile_s, late = self._compile_times.expected(took, compiling, ready, programs)
-                ran, lasted = self._results.labels.values(), self._compile_times.longest
-                slowdown = np.maximum(late, spill_slowdowns(self._candidates, ran, lasted))
+                compile_s, late = self._compile_times.expected(seconds, compiling, ready, programs)
+                labels, ages = self._results.labels.values(), self._compile_times.longest
+                slowdown = np.maximum(late, spill_slowdowns(self._candidates, labels, ages))
         return TuningState(
             forecasts,
             self._results.outcomes(),
@@ -636,7 +631,7 @@ class _TuningRun(Rounds):
             tolerance=self.settings.tolerance,
             risk=self.settings.risk,
             budget=self.settings.budget,
-            spent=spent,
+            spent=cost,
             audit=self.settings.audit,
             audited=self._audited,
             seed=self.settings.seed,
@@ -649,7 +644,7 @@ class _TuningRun(Rounds):
         )
 
     def _forecast(self) -> Forecasts:
-        """Forecasts from all that is measured; those of the last plan where nothing has come since."""
+        """Forecasts from all measurements; the last plan's while there is no new one."""
         count = len(self._results.rows)
         if self._forecasts is None or count != self._forecast_from:
             self._forecasts, self._forecast_from = self._forecast_anew(), count
@@ -694,14 +689,14 @@ class _TuningRun(Rounds):
         return self._forecaster.forecast((), self._relatives, provisional=True)
 
     def _measure_early(self, measurer: Measurer) -> None:
-        """Time what compiles before there is anything to plan by. Such measurements carry no forecast."""
-        for candidate in self._ahead.compiled_early(measurer):
-            for m in measurer.measure([candidate], prefetch=self._ahead.begun):
+        """Time the candidates that compile before the first plan. Such measurements carry no forecast."""
+        for candidate in self._first_compilations.compiled_early(measurer):
+            for m in measurer.measure([candidate], prefetch=self._first_compilations.begun):
                 self._results.add(self._with_grid(m))
             if time_exhausted(self.settings.budget, measurer.spent()):
                 break
         if len(self._results.labels) == len(self._candidates):
-            # Nothing is left to forecast: the traces that are still to come are not waited for.
+            # Nothing is left to forecast: nobody waits for the remaining traces.
             self._forecasts = uninformative_forecasts(self._candidates, "everything is measured")
             self._forecast_from = len(self._results.rows)
 
@@ -722,79 +717,79 @@ class _TuningRun(Rounds):
 
     def _retime_finalists(self, measurer: Measurer) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
-        close = self._results.close_to_best(self._canonical, oracle=self.settings.mode is Mode.EXHAUSTIVE)
-        before = self._results.labels.get(self._before) if self._before is not None else None
-        if before is not None and before.ok:  # it is kept wherever it ties
-            close = [before.candidate, *(c for c in close if c != before.candidate)]
-        if len(close) > 1 and not self._results.resume_comparison(close):
+        finalists = self._results.close_to_best(self._tie_key, oracle=self.settings.mode is Mode.EXHAUSTIVE)
+        previous = self._results.labels.get(self._previous) if self._previous is not None else None
+        if previous is not None and previous.ok:  # it is kept wherever it ties
+            finalists = [previous.candidate, *(c for c in finalists if c != previous.candidate)]
+        if len(finalists) > 1 and not self._results.resume_comparison(finalists):
             with measurer_errors():
-                compared = measurer.compare(close)
-            self._results.add_comparison([self._with_grid(m) for m in compared])
+                measurements = measurer.compare(finalists)
+            self._results.add_comparison([self._with_grid(m) for m in measurements])
 
-    def _choice_before(self) -> Candidate | None:
+    def _find_previous(self) -> Candidate | None:
         """The last choice for this problem or, without one, for the same sizes on another device or toolchain."""
         from forecast_autotune.surrogates.default import same_sizes
 
         alike = [r.problem for r in self._relatives if same_sizes(self._problem, r.problem)]
-        made = filter(None, map(self._store.decision, (self._problem, *alike)))
-        usable = (d.chosen for d in made if d.settings != STRUCK and d.chosen in self._candidates.row_of)
+        decisions = filter(None, map(self._store.decision, (self._problem, *alike)))
+        usable = (d.chosen for d in decisions if d.settings != STRUCK and d.chosen in self._candidates.row_of)
         return next(usable, None)
 
-    def _measure_before(self, before: Candidate) -> None:
+    def _measure_previous(self, previous: Candidate) -> None:
         """Time the choice before: whatever is faster is compared with it."""
         with measurer_errors():
             self.measurer = self.measurer or self._make_measurer()
-            for m in self.measurer.measure([before]):
+            for m in self.measurer.measure([previous]):
                 self._results.add(self._with_grid(m))
 
     def _keep_bits(self) -> str:
-        """Choose the choice before, or the first of what is faster by more than noise with its bits; says the cost."""
-        if (before := self._before) is None:
+        """Choose the previous choice, or a config with its bits that is faster by more than noise; returns a remark."""
+        if (previous := self._previous) is None:
             return "no choice before whose bits could be kept"
-        mine, fast = self._results.labels.get(before), self._results.fastest()
-        if mine is None or not mine.ok:
-            return f"{before}, the choice before, does not run"
-        faster = [] if mine in tied(fast, self.settings.tolerance) else [m for m in fast if m.ms < mine.ms]
-        same, why = before, ""
+        label, fast = self._results.labels.get(previous), self._results.fastest()
+        if label is None or not label.ok:
+            return f"{previous}, the choice before, does not run"
+        faster = [] if label in tied(fast, self.settings.tolerance) else [m for m in fast if m.ms < label.ms]
+        same, why = previous, ""
         if faster:
             with measurer_errors():
                 self.measurer = self.measurer or self._make_measurer()
                 ask = getattr(
-                    self.measurer, "with_bits_of", lambda *_: (before, "outputs cannot be compared")
+                    self.measurer, "with_bits_of", lambda *_: (previous, "outputs cannot be compared")
                 )
-                same, why = ask(before, [m.candidate for m in faster])
+                same, why = ask(previous, [m.candidate for m in faster])
         if same is None:
             return f"no bits are kept: {why}"
-        self._kept = next((m for m in faster if m.candidate == same), mine)
-        cost = f", {self._kept.ms / fast[0].ms - 1:.2%} behind {fast[0].candidate}" if faster else ""
-        return f"bits of the choice before, {before}, are kept{cost}{why and f' ({why})'}"
+        self._bits_choice = next((m for m in faster if m.candidate == same), label)
+        cost = f", {self._bits_choice.ms / fast[0].ms - 1:.2%} behind {fast[0].candidate}" if faster else ""
+        return f"bits of the choice before, {previous}, are kept{cost}{why and f' ({why})'}"
 
-    def _canonical(self, candidate: Candidate) -> tuple[object, ...]:
-        """Sorts candidates that tie by nothing that was measured, nor by a place in a list: each process sorts alike.
+    def _tie_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """Sort key of candidates that tie. No measured time and no row is in it, so that all processes sort alike.
 
-        The kernel's own source comes first, then what should compile fastest, has fewer warps, less shared memory.
+        The kernel's own source comes first, then quicker compilations, fewer warps, less shared memory.
         """
         row = self._candidates.row_of[candidate]
         label = self._results.labels.get(candidate)
-        shared = label.extra.get("shared") if label is not None else None
+        shared_bytes = label.extra.get("shared") if label is not None else None
         return (
             not candidate.is_base_variant,
             self._compile_times.forecast(row),
             candidate.config.num_warps,
-            shared if isinstance(shared, int) else 0,
+            shared_bytes if isinstance(shared_bytes, int) else 0,
             _name(candidate),
         )
 
     def _choice(self, fast: Sequence[Measurement]) -> tuple[Measurement, list[Measurement]]:
-        """The canonical one of those that tie with the fastest, and all of these.
+        """The choice among those that tie with the fastest, and all of these.
 
-        In exhaustive mode the fastest, and the first of equals, as Triton chooses.
+        In exhaustive mode the choice is the fastest, and the first of equals, as in Triton.
         """
-        if self._kept is not None:
-            return self._kept, [self._kept]
+        if self._bits_choice is not None:
+            return self._bits_choice, [self._bits_choice]
         is_exhaustive = self.settings.mode is Mode.EXHAUSTIVE
         alike = list(fast[:1]) if is_exhaustive else tied(fast, self.settings.tolerance)
-        return min(alike, key=lambda m: self._canonical(m.candidate)), alike
+        return min(alike, key=lambda m: self._tie_key(m.candidate)), alike
 
     def _conclude(self, plan: Plan, bits: str) -> Decision:
         measurer, results, forecasts = self.measurer, self._results, self._state.forecasts
@@ -803,9 +798,9 @@ class _TuningRun(Rounds):
         if fast and (ask := getattr(measurer, "remark", None)) is not None:
             with measurer_errors():
                 remark = ask(self._choice(fast)[0].candidate, self.settings.tolerance)
-        spent = measurer.spent() if measurer is not None else MeasuringCost()
+        usage = measurer.spent() if measurer is not None else MeasuringCost()
         wall = time.perf_counter() - self._start
-        cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
+        cost = Cost(max(wall, usage.wall_s), self.forecast_s, usage.compile_s, usage.timing_s, usage.compiled)
         consultation = self.llm.record(forecasts.consultation)
         cost = cost.with_llm(consultation)
         if not results.outcomes():
@@ -813,8 +808,8 @@ class _TuningRun(Rounds):
             decision = _decide_from_forecasts(
                 self._problem, forecasts, self.settings, self._mark, reason, cost, {}
             )
-            shipped = self._risks.shipped(decision.stated_risk, untimed=True)
-            return replace(decision, surrogate=self._risks.untimed, shipped_risk=shipped)
+            shipped_risk = self._risks.shipped(decision.stated_risk, untimed=True)
+            return replace(decision, surrogate=self._risks.untimed, shipped_risk=shipped_risk)
         if not fast:
             return _decide_without_times(results, forecasts, self.settings, cost)
         best, alike = self._choice(fast)
@@ -870,33 +865,33 @@ class _TuningRun(Rounds):
 
 
 class LLMEffect:
-    """Follows a model through the rounds of one decision; the first plan with its answer is compared."""
+    """The effect of a language model on one decision: its first plan compared with the plan without the model."""
 
     def __init__(self) -> None:
         self._part: LLMConsultation | None = None
         self._round: int | None = None
-        self._moved = (0, 0)
+        self._moves = (0, 0)
 
     def note(
         self, state: TuningState, plan: Plan, policy: Policy, correct: Callable[[Forecasts], Forecasts]
     ) -> None:
-        """Take in a plan; `correct` is what the forecasts behind it went through."""
+        """Take in a plan; `correct` is the correction that its forecasts had."""
         self._part = state.forecasts.consultation or self._part
         alone = state.forecasts.without_llm
         if alone is None or len(alone) != len(state.forecasts) or self._round not in (None, state.round):
             return
         self._round = state.round
         try:
-            other = policy.plan(replace(state, forecasts=correct(alone)))
+            plan_alone = policy.plan(replace(state, forecasts=correct(alone)))
         except Exception:
-            return  # the plan that counts was made; what it is compared with must not cost it
-        ours, theirs = _deferred(plan), _deferred(other)
-        self._moved = (len(ours - theirs), len(theirs - ours))
+            return  # the plan of the decision exists; a failure of the comparison must not cost it
+        ours, theirs = _deferred(plan), _deferred(plan_alone)
+        self._moves = (len(ours - theirs), len(theirs - ours))
 
     def record(self, last: LLMConsultation | None) -> LLMConsultation | None:
-        """The model's part with what it moved; `last` as the last forecasts have it."""
+        """The model's part, with the numbers of candidates it moved; `last` is the last forecasts' consultation."""
         part = last or self._part
-        return part and replace(part, moved_in=self._moved[0], moved_out=self._moved[1])
+        return part and replace(part, moved_in=self._moves[0], moved_out=self._moves[1])
 
 
 def _deferred(plan: Plan) -> set[Candidate]:
@@ -905,7 +900,7 @@ def _deferred(plan: Plan) -> set[Candidate]:
 
 
 def _stored_consultation(settings: Settings) -> LLMConsultation | None:
-    """The part of the model that is named in a decision that was made before; None where none is named."""
+    """The model's part in a stored decision; None where the settings name no model."""
     if not settings.llm:
         return None
     from forecast_autotune.llm.spec import (
@@ -919,7 +914,7 @@ def _stored_consultation(settings: Settings) -> LLMConsultation | None:
 
 
 class TaskForecaster:
-    """Takes a task apart, once: from here on there are its problem, its candidates and forecasts of them."""
+    """Forecasts the candidates of one task; alone reads its grids, IR, sources and advice."""
 
     def __init__(self, task: TuningTask, surrogate: Surrogate, advisor: GuardedStore | None = None) -> None:
         """`advisor`: a store whose advice on the kernel, else what is installed, is followed if the task has none."""
@@ -928,7 +923,7 @@ class TaskForecaster:
         self.grids = task.grids
         """Launch grids that depend on the candidate."""
         self.traces = LazyTraces(self.candidates, task.trace, LaunchFacts(task.problem, task.grids))
-        """The IR that queries hold; the user of forecasts decides how much of it there is."""
+        """The IR that queries hold; the caller of `forecast` decides how much is traced before."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
         if advisor is not None and self._advice is None and len(self.candidates) > 1:
             from forecast_autotune.store.installed_advice import advice_for
@@ -937,8 +932,8 @@ class TaskForecaster:
             self._advice = advice_for(advisor, self.problem.kernel, parameters, task.normal_form)
 
     def prepare(self) -> None:
-        """Begin what a first forecast needs: tracing in the background, and the surrogate's files."""
-        # Whatever fails here fails again where it is needed, and is dealt with there.
+        """Start tracing in the background, and load the surrogate's files."""
+        # A failure here repeats in the first forecast, which handles it.
         with contextlib.suppress(Exception):
             self.traces.start_initial()
             if isinstance(self._surrogate, FileBackedSurrogate):
@@ -998,18 +993,18 @@ def _circumstances(problem: Problem) -> tuple[object, ...]:
 
 
 def expect_failing_sources(forecasts: Forecasts, measured: Sequence[Measurement]) -> Forecasts:
-    """The forecasts, with P(failure) of another source's untried configs no lower than what was seen of it says.
+    """Raise P(failure) of a variant's untried configs to the share of its measurements that failed.
 
-    The kernel's own configs are left alone: where all of them fail, there is nothing else to try.
+    The kernel's own configs stay as they are: where all of them fail, there is nothing else to try.
     """
-    tried = [m for m in measured if not m.candidate.is_base_variant and m.outcome.is_label]
-    failed = Counter(m.candidate.variant for m in tried if m.outcome in _OF_THE_SOURCE)
-    if not failed:
+    labels = [m for m in measured if not m.candidate.is_base_variant and m.outcome.is_label]
+    failures = Counter(m.candidate.variant for m in labels if m.outcome in _SOURCE_FAILURES)
+    if not failures:
         return forecasts
-    ran = Counter(m.candidate.variant for m in tried if m.ok)
-    odds = {name: (n + _FAILED) / (n + ran[name] + _TRIED) for name, n in failed.items()}
-    known = {m.candidate for m in tried}
-    least = [0.0 if c in known else odds.get(c.variant, 0.0) for c in forecasts.candidates]
+    passes = Counter(m.candidate.variant for m in labels if m.ok)
+    odds = {name: (n + _PRIOR_FAILURES) / (n + passes[name] + _PRIOR_TRIES) for name, n in failures.items()}
+    tried = {m.candidate for m in labels}
+    least = [0.0 if c in tried else odds.get(c.variant, 0.0) for c in forecasts.candidates]
     return replace(forecasts, p_fail=np.maximum(forecasts.p_fail, least))
 
 
@@ -1053,10 +1048,10 @@ def _guarded_sampler(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampl
 
     def draw(rows: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
         try:
-            drawn = np.asarray(sampler(rows, count, generator), float)
-            if drawn.shape == (count, len(rows)) and np.isfinite(drawn).all():
-                return drawn
-            fault = f"shape {drawn.shape}, {int((~np.isfinite(drawn)).sum())} values not finite"
+            samples = np.asarray(sampler(rows, count, generator), float)
+            if samples.shape == (count, len(rows)) and np.isfinite(samples).all():
+                return samples
+            fault = f"shape {samples.shape}, {int((~np.isfinite(samples)).sum())} values not finite"
         except Exception as error:
             fault = repr(error)
         warnings.warn(f"joint samples failed ({fault}): drawing independently", stacklevel=2)
@@ -1083,11 +1078,11 @@ def _decide_from_store(
     Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
     """
     problem, labels = forecaster.problem, task.known_labels(store)
-    timed = any(m.ok for m in labels.values())
-    if not timed and store.keeps("add_miss"):
+    has_time = any(m.ok for m in labels.values())
+    if not has_time and store.keeps("add_miss"):
         count, grids = len(forecaster.candidates), forecaster.grids
         store.add_miss(Miss.of(problem, settings.mode, count, grids, utc_now()))
-    if settings.mode is Mode.FROZEN and not timed and settings.on_miss == "error":
+    if settings.mode is Mode.FROZEN and not has_time and settings.on_miss == "error":
         if store.is_doubtful(problem):
             raise StoreError("frozen mode: it cannot be told whether the store holds this problem")
         raise FrozenMissError(
@@ -1097,14 +1092,14 @@ def _decide_from_store(
         )
     relatives = store.relatives(problem)
     reason = task.why_untimed or f"{settings.mode} mode: not timed"
-    for other in (r.problem for r in relatives) if settings.mode is Mode.FROZEN and not timed else ():
-        same = other.key == problem.key and other.kernel.source_sha256 == problem.kernel.source_sha256
-        if same and other.device.slug == problem.device.slug:
-            stored = reusable_decision(store.decision(other), task, settings, mark)
-            if stored is not None:
-                reason = f"{reason}; decided for its key at other sizes, where the risk was {stored.stated_risk:.2g}"
-                stored = replace(stored, problem=problem.id, reason=reason, stated_risk=1.0, median_ms=None)
-                return replace(stored, saved_s=0.0, cost=Cost(), verdicts=())
+    for kin in (r.problem for r in relatives) if settings.mode is Mode.FROZEN and not has_time else ():
+        same = kin.key == problem.key and kin.kernel.source_sha256 == problem.kernel.source_sha256
+        if same and kin.device.slug == problem.device.slug:
+            answer = reusable_decision(store.decision(kin), task, settings, mark)
+            if answer is not None:
+                reason = f"{reason}; decided for its key at other sizes, where the risk was {answer.stated_risk:.2g}"
+                answer = replace(answer, problem=problem.id, reason=reason, stated_risk=1.0, median_ms=None)
+                return replace(answer, saved_s=0.0, cost=Cost(), verdicts=())
     return _decide_unmeasured(forecaster, labels, relatives, settings, mark, reason)
 
 
@@ -1126,8 +1121,8 @@ def _decide_unmeasured(
             raise
         warnings.warn(f"surrogate {forecaster.name} failed ({error!r}): using the first config", stacklevel=2)
         forecasts = uninformative_forecasts(forecaster.candidates, f"no forecast: {error}")
-    spent = time.perf_counter() - begin
-    cost = Cost(wall_s=spent, forecast_s=spent).with_llm(forecasts.consultation)
+    wall_s = time.perf_counter() - begin
+    cost = Cost(wall_s=wall_s, forecast_s=wall_s).with_llm(forecasts.consultation)
     reason = "; ".join(map(str, filter(None, (reason, forecasts.consultation))))
     return _decide_from_forecasts(forecaster.problem, forecasts, settings, mark, reason, cost, labels)
 
@@ -1154,15 +1149,15 @@ def _decide_from_forecasts(
     mark: str,
     reason: str,
     cost: Cost,
-    measured: Mapping[Candidate, Measurement],
+    labels: Mapping[Candidate, Measurement],
 ) -> Decision:
     """A decision on what is measured already, else on the forecasts; `mark` is its settings digest."""
     candidates = forecasts.candidates
-    state = TuningState(forecasts, measured, tolerance=settings.tolerance, seed=settings.seed)
-    fast = sorted((m for m in measured.values() if m.ok), key=lambda m: m.ms)
-    ranked = [candidates[int(i)] for i in forecasts.order()]
-    # What is not among the fast has failed: it is launched only if there is nothing else to launch.
-    chosen = fast[0].candidate if fast else next((c for c in ranked if c not in measured), ranked[0])
+    state = TuningState(forecasts, labels, tolerance=settings.tolerance, seed=settings.seed)
+    fast = sorted((m for m in labels.values() if m.ok), key=lambda m: m.ms)
+    ranking = [candidates[int(i)] for i in forecasts.order()]
+    # A measured candidate outside `fast` has failed: it is launched only if there is nothing else to launch.
+    chosen = fast[0].candidate if fast else next((c for c in ranking if c not in labels), ranking[0])
     if fast:
         rows = state.pending()
         risk = stated_risk(state, rows, forecasts.samples(rows, 512, settings.seed))
@@ -1178,8 +1173,8 @@ def _decide_from_forecasts(
         tolerance=settings.tolerance,
         candidates=len(candidates),
         measured=0,
-        known=len(measured),
-        trusted=len(candidates) - len(measured),
+        known=len(labels),
+        trusted=len(candidates) - len(labels),
         median_ms=fast[0].ms if fast else None,
         cost=cost,
         settings=mark,
@@ -1192,49 +1187,49 @@ def _decide_from_forecasts(
 def _decide_plainly(
     task: TuningTask, make: Callable[[], Measurer], store: TuningStore, settings: Settings, error: Exception
 ) -> Decision:
-    """Measure every candidate that is not known, and take the fastest; without a clock, the first. Says why.
+    """Measure every candidate without a label, and choose the fastest; without a clock, the first. Warns.
 
-    Neither forecasts nor a policy have a part in it, and it is not kept as a decision: the next process tries
-    again. Raises `NoWorkingConfigError` where all candidates fail, and what the measurer raises.
+    No forecast and no policy has a part in this decision, and it is not stored: the next process tries again.
+    Raises `NoWorkingConfigError` where all candidates fail, and the measurer's errors.
     """
-    timed = settings.mode in TIMING_MODES
-    how = "measuring everything" if timed else "using the first config"
+    may_time = settings.mode in TIMING_MODES
+    how = "measuring everything" if may_time else "using the first config"
     warnings.warn(f"the tuner failed ({error!r:.300}): {how}", stacklevel=3)
-    candidates, known = list(task.candidates), task.known_labels(store)
-    tried: dict[Candidate, Measurement] = {}
-    spent = MeasuringCost()
-    if timed and (missing := [c for c in candidates if c not in known]):
+    candidates, labels = list(task.candidates), task.known_labels(store)
+    new: dict[Candidate, Measurement] = {}
+    usage = MeasuringCost()
+    if may_time and (missing := [c for c in candidates if c not in labels]):
         measurer = make()
         try:
             for m in measurer.measure(missing):
                 store.add(task.problem, m)
-                tried[m.candidate] = m
+                new[m.candidate] = m
                 if m.ok and time_exhausted(settings.budget, measurer.spent()):
                     break
-            spent = measurer.spent()
+            usage = measurer.spent()
         finally:
             measurer.close()
-    ran = [m for m in (known | tried).values() if m.ok]
-    if timed and not ran and all(m.outcome is not Outcome.INFRASTRUCTURE for m in tried.values()):
-        raise _no_working_config(task.problem, known | tried, len(candidates))
-    failed = {c for c, m in known.items() if not m.ok}
+    successes = [m for m in (labels | new).values() if m.ok]
+    if may_time and not successes and all(m.outcome is not Outcome.INFRASTRUCTURE for m in new.values()):
+        raise _no_working_config(task.problem, labels | new, len(candidates))
+    failed = {c for c, m in labels.items() if not m.ok}
     chosen, evidence = next((c for c in candidates if c not in failed), candidates[0]), Evidence.FORECAST
-    best = min(ran, key=lambda m: m.ms, default=None)
+    best = min(successes, key=lambda m: m.ms, default=None)
     if best is not None:
-        chosen, evidence = best.candidate, Evidence.MEASURED if best.candidate in tried else Evidence.STORED
+        chosen, evidence = best.candidate, Evidence.MEASURED if best.candidate in new else Evidence.STORED
     return Decision(
         problem=task.problem.id,
         chosen=chosen,
         evidence=evidence,
         reason=f"{how}: the tuner failed ({error!r:.300})",
-        stated_risk=0.0 if len(known | tried) == len(candidates) and ran else 1.0,
+        stated_risk=0.0 if len(labels | new) == len(candidates) and successes else 1.0,
         tolerance=settings.tolerance,
         candidates=len(candidates),
-        measured=len(tried),
-        known=len(known),
-        trusted=len(candidates) - len(known | tried),
+        measured=len(new),
+        known=len(labels),
+        trusted=len(candidates) - len(labels | new),
         median_ms=None if best is None else best.ms,
-        cost=Cost(spent.wall_s, 0.0, spent.compile_s, spent.timing_s, spent.compiled),
+        cost=Cost(usage.wall_s, 0.0, usage.compile_s, usage.timing_s, usage.compiled),
         at=utc_now(),
     )
 
@@ -1243,18 +1238,18 @@ def _no_working_config(
     problem: Problem, labels: Mapping[Candidate, Measurement], candidates: int
 ) -> NoWorkingConfigError:
     """Return the error that names every outcome, with the compilers' and launchers' own words."""
-    counted = Counter(str(m.outcome) for m in labels.values())
-    shown = ", ".join(f"{n} {name}" for name, n in sorted(counted.items()))
+    counts = Counter(str(m.outcome) for m in labels.values())
+    summary = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
     messages = Counter(str(m.extra.get("message", "")) for m in labels.values())
     del messages[""]
-    # Whole, as the reason often stands at the end of what a compiler says.
-    seen = "\n".join(text for text, _ in messages.most_common(_MAX_SHOWN_MESSAGES))
-    if str(Outcome.OUT_OF_RESOURCES) in counted:
+    # Whole messages: the reason is often at the end of a compiler's output.
+    excerpts = "\n".join(text for text, _ in messages.most_common(_MAX_SHOWN_MESSAGES))
+    if str(Outcome.OUT_OF_RESOURCES) in counts:
         remedy = f"Give at least one config that fits {problem.device.name}"
     else:
-        remedy = f"Mend what the {'compiler' if str(Outcome.COMPILE_ERROR) in counted else 'launch'} says"
+        remedy = f"Mend what the {'compiler' if str(Outcome.COMPILE_ERROR) in counts else 'launch'} says"
     return NoWorkingConfigError(
         f"kernel {problem.kernel.name}: none of {candidates} candidates ran "
-        f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
-        f"Seen: {seen or 'no message'}"
+        f"({summary}). {remedy}; `forecast-autotune clear` forgets these outcomes. "
+        f"Seen: {excerpts or 'no message'}"
     )

@@ -12,7 +12,7 @@ from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 class Measurer(Protocol):
     """Compiles and times candidates of one problem. Knows no model and no store.
 
-    A subclass has what is written here: it compiles nothing ahead, holds nothing, and compares nothing.
+    The defaults here compile nothing ahead, hold nothing, and compare nothing.
     """
 
     @property
@@ -30,14 +30,14 @@ class Measurer(Protocol):
         return ()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """Candidates that compile now, with the seconds they have been at it."""
+        """Candidates that compile now, with their seconds so far."""
         return {}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Start compiling these on idle workers, best first, without waiting for them.
 
-        They will probably be asked for, but need not be. A measurer whose compilations would disturb
-        the caller does nothing.
+        A later `measure` will probably ask for them. A measurer whose compilations would disturb the caller does
+        nothing.
         """
         return
 
@@ -70,12 +70,12 @@ class Measurer(Protocol):
         ...
 
     def close(self) -> None:
-        """Cancel compilations nobody waits for, and free what is held."""
+        """Cancel compilations nobody waits for, and free all resources."""
         return
 
 
 class MeasurerFailedError(Exception):
-    """Around what a measurer raised, so that it is not taken for a fault of ours."""
+    """A measurer's exception, wrapped: it must not pass for a fault of the tuner."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -84,7 +84,7 @@ class MeasurerFailedError(Exception):
 
 @contextlib.contextmanager
 def measurer_errors() -> Iterator[None]:
-    """Within this, whatever is raised is the measurer's: it comes out as `MeasurerFailedError`."""
+    """Raise every exception of the block as a `MeasurerFailedError`."""
     try:
         yield
     except Exception as error:

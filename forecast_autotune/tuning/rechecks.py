@@ -1,8 +1,8 @@
-"""Checks of what decisions claim: of choices that nobody has timed, and of risks that were stated.
+"""Checks of the claims of decisions: of untimed choices, and of stated risks.
 
-A process draws some of the untimed ones that it meets (`Settings.recheck_s`), times each beside the best forecasts, and
-bets against the choice. The stakes are kept with the decision: every process goes on where the last one ended. A
-decision that is made anew, or audits some of what it trusts, passes verdicts on stated risks.
+A process draws some of the untimed decisions that it meets (`Settings.recheck_s`), times each choice beside the best
+forecasts, and bets against it. The stakes are stored with the decision: every process continues where the last one
+ended. A decision that is made anew, or audits trusted candidates, passes verdicts on stated risks.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.tuning.measurer import Measurer
 
 LEVEL = 0.05
-"""Most of the choices within their tolerance that are ever replaced, however often one looks."""
+"""Largest share of the choices within their tolerance that is ever replaced, however many comparisons there are."""
 _STAKE = 0.8
-"""Share of what is left that is bet on each comparison."""
+"""Share of the capital that is bet on each comparison."""
 MOST_RIVALS, ROUNDS = 3, 8
 """Forecasts besides the choice that are timed in a re-check, and comparisons with the fastest of them."""
 
 
 def bet(count: int, doubt: float, slower: bool) -> tuple[int, float]:
-    """The stakes after one more comparison in turns: whether the choice was slower by more than its tolerance.
+    """The stakes after one more comparison in turns; `slower` if the choice lost by more than its tolerance.
 
-    A choice within it is so at most as often as not, so no bet gains on average. A bet begins before each
-    comparison, the k-th with 1 / k (k + 1) of one unit, so that a drift which begins late is seen, too. The sum with
-    what is not yet bet is a supermartingale: it ever reaches 1 / `LEVEL` with probability `LEVEL` at most (Ville 1939).
+    A choice within its tolerance loses at most half of the comparisons, so no bet gains on average. A bet begins before
+    each comparison, the k-th with 1 / k (k + 1) of one unit, so that a late drift shows, too. All bets and the rest of
+    the unit sum to a supermartingale: it ever reaches 1 / `LEVEL` with probability at most `LEVEL` (Ville 1939).
     """
-    begun = 1.0 / ((count + 1) * (count + 2))
-    return count + 1, (doubt + begun) * (1.0 + _STAKE if slower else 1.0 - _STAKE)
+    new_stake = 1.0 / ((count + 1) * (count + 2))
+    return count + 1, (doubt + new_stake) * (1.0 + _STAKE if slower else 1.0 - _STAKE)
 
 
 def is_refuted(count: int, doubt: float) -> bool:
@@ -48,9 +48,9 @@ class Rechecks:
     spent_s = 0.0
 
     @staticmethod
-    def draw(stored: Decision) -> bool:
-        """Whether a choice that nobody has timed is re-checked now; one that often was is drawn less often."""
-        return random.random() * (1 + stored.rechecks / ROUNDS) < 1.0
+    def draw(decision: Decision) -> bool:
+        """Whether to re-check a stored, untimed decision now; the chance falls with the number of its re-checks."""
+        return random.random() * (1 + decision.rechecks / ROUNDS) < 1.0
 
     @classmethod
     def judge(
@@ -61,34 +61,34 @@ class Rechecks:
         keep: Callable[[Measurement], object],
         within_s: float,
     ) -> tuple[Decision, bool]:
-        """The decision with what a re-check of about these seconds has shown, and whether it is refuted."""
+        """Re-check for about `within_s`; returns the decision with the new stakes, and whether it is refuted."""
         begin = time.perf_counter()
-        ran: dict[Candidate, float] = {}
+        rival_ms: dict[Candidate, float] = {}
         fails = False
         for m in measurer.measure([decision.chosen, *rivals]):
             keep(m)
             if m.ok:
-                ran[m.candidate] = m.ms
-            # A broken harness says nothing of the choice.
+                rival_ms[m.candidate] = m.ms
+            # A broken harness is no evidence against the choice.
             fails = fails or (m.candidate == decision.chosen and m.outcome.is_label and not m.ok)
-        known = ran.pop(decision.chosen, None) is not None
+        choice_ran = rival_ms.pop(decision.chosen, None) is not None
         state = decision.rechecks, decision.doubt
-        for _ in range(ROUNDS if ran and known else 0):
-            pair = measurer.compare([decision.chosen, min(ran, key=ran.__getitem__)])
+        for _ in range(ROUNDS if rival_ms and choice_ran else 0):
+            pair = measurer.compare([decision.chosen, min(rival_ms, key=rival_ms.__getitem__)])
             if len(pair) < 2:
                 break
             state = bet(*state, pair[0].ms > (1.0 + decision.tolerance) * pair[1].ms)
             if is_refuted(*state) or time.perf_counter() - begin > within_s:
                 break
         cls.spent_s += time.perf_counter() - begin
-        refuted, verdicts, shipped = fails or is_refuted(*state), decision.verdicts, decision.shipped_risk
-        if shipped is not None and (refuted or state[0] > decision.rechecks == 0):
-            share = 1.0 if refuted else len(ran) / max(1, decision.candidates - 1)
-            verdicts += (RiskVerdict(decision.surrogate, shipped, decision.stated_risk, refuted, share),)
+        refuted, verdicts, claim = fails or is_refuted(*state), decision.verdicts, decision.shipped_risk
+        if claim is not None and (refuted or state[0] > decision.rechecks == 0):
+            share = 1.0 if refuted else len(rival_ms) / max(1, decision.candidates - 1)
+            verdicts += (RiskVerdict(decision.surrogate, claim, decision.stated_risk, refuted, share),)
         count, doubt = state
-        checked = replace(decision, rechecks=count, doubt=doubt, verdicts=verdicts)
-        # Its verdict is passed: what decides anew has no claim of it to check.
-        return replace(checked, shipped_risk=None) if refuted else checked, refuted
+        result = replace(decision, rechecks=count, doubt=doubt, verdicts=verdicts)
+        # A refuted claim has its verdict: the decision that replaces this one must not check it again.
+        return replace(result, shipped_risk=None) if refuted else result, refuted
 
 
 MAX_VERDICTS = 16
@@ -97,7 +97,7 @@ MAX_VERDICTS = 16
 
 @dataclass(frozen=True)
 class _RiskClaim:
-    """A risk that was stated, and what would refute it."""
+    """A stated risk, with the candidates that would refute it."""
 
     surrogate: str
     shipped: float
@@ -120,7 +120,7 @@ class RiskTracker:
     claims: list[_RiskClaim] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Another surrogate's faults are not this one's; and what is accepted untimed has a curve of its own.
+        # One correction for each surrogate: and, as their risks are off by other factors, one for untimed choices.
         self.untimed = f"{self.surrogate}, untimed"
         self._correction, self._untimed_correction = (
             fit_correction([v for v in self.known_verdicts if v.surrogate == name])
@@ -141,9 +141,9 @@ class RiskTracker:
         return risk if correction is None else CorrectedRisk(float, correction).invert(risk)
 
     def claim_previous(self, candidates: Collection[Candidate], known: Collection[Candidate]) -> None:
-        """Note what the previous decision claimed of those candidates that are not known.
+        """Note the previous decision's claim about the candidates that are not `known`.
 
-        Nothing is noted where it was about another list of candidates.
+        Nothing is noted where it was a decision on another list of candidates.
         """
         old = self.previous
         if old is None or old.shipped_risk is None or old.candidates != len(candidates):
@@ -156,13 +156,13 @@ class RiskTracker:
             self.claims.append(claim)
 
     def claim_audited(self, plan: Plan, state: TuningState) -> None:
-        """Note what a plan claims when it accepts the risk but audits some of the trusted."""
-        ran = {c: m.ms for c, m in state.measured.items() if m.ok}
-        if not plan.audit or not ran:
+        """Note the claim of a plan that accepts the risk but audits some of the trusted candidates."""
+        times = {c: m.ms for c, m in state.measured.items() if m.ok}
+        if not plan.audit or not times:
             return
         names = state.forecasts.candidates
         trusted = frozenset(names[int(i)] for i in state.pending())
-        best = min(ran, key=ran.__getitem__)
+        best = min(times, key=times.__getitem__)
         claim = _RiskClaim(self.surrogate, self.shipped(plan.risk), plan.risk, state.tolerance, best, trusted)
         if claim not in self.claims:  # a plan may be made twice before it is carried out
             self.claims.append(claim)
@@ -180,11 +180,11 @@ class RiskTracker:
         """
         verdicts = list(self.previous.verdicts) if self.previous is not None else []
         for claim in self.claims:
-            seen = {c for c in claim.trusted if c in tried and c in measured}
+            sample = {c for c in claim.trusted if c in tried and c in measured}
             incumbent = measured.get(claim.incumbent)
-            if not seen or incumbent is None or not incumbent.ok:
+            if not sample or incumbent is None or not incumbent.ok:
                 continue
-            beaten = winner.candidate in seen and winner.ms * (1.0 + claim.tolerance) < incumbent.ms
-            share = len(seen) / len(claim.trusted)
+            beaten = winner.candidate in sample and winner.ms * (1.0 + claim.tolerance) < incumbent.ms
+            share = len(sample) / len(claim.trusted)
             verdicts.append(RiskVerdict(claim.surrogate, claim.shipped, claim.stated, beaten, share))
         return tuple(verdicts[-MAX_VERDICTS:])

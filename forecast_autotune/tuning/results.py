@@ -20,18 +20,18 @@ FINALIST_MARGIN = 0.06
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
 PROBABLE_TIE = 0.015
-"""Share by which single timings of one config differ now and then: so close ones are compared first."""
+"""Share by which single timings of one config may differ: candidates this close are compared first."""
 LOOK_ERROR_MS = 3e-4
 """Milliseconds by which single timings differ besides, however short they are: two configs tie that differ by less."""
 NEGLIGIBLE_GAIN = 0.01
-"""Share of run time below which two configs tie: half of the usual tolerance, the rest is for what nobody has timed.
+"""Share of run time below which two configs tie: half of the usual tolerance, whose rest is for untimed candidates.
 
-Far more than the error of a comparison in turns, so that few configs lie where it decides whether they tie."""
+Far more than the error of a comparison in turns, so that this error decides few ties."""
 
-_MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
-"""Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
-# In what a driver says of a launch that it refuses, whichever config it has.
-_OF_CALL = ("invalid argument", "invalid configuration")
+_TRANSIENT_FAILURES = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
+"""Outcomes that point to the machine rather than to a candidate, where every candidate has them."""
+# Parts of a driver's message for a call that no config can launch.
+_CALL_ERRORS = ("invalid argument", "invalid configuration")
 
 
 class TuningStore(Protocol):
@@ -50,7 +50,7 @@ class TuningStore(Protocol):
         ...
 
     def add_all(self, problem: Problem, measurements: Sequence[Measurement]) -> None:
-        """Commit what belongs together: a kill leaves all of it or none."""
+        """Commit measurements that belong together: a kill leaves all of them or none."""
         ...
 
     def decision(self, problem: Problem) -> Decision | None:
@@ -83,23 +83,23 @@ class TaskResults:
 
     def __init__(self, store: TuningStore, problem: Problem, candidates: CandidateList) -> None:
         self.problem = problem
-        """The record that measurements are filed under."""
-        stored = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
-        self.rows = comparable(stored)
+        """The problem that measurements are stored under."""
+        rows = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
+        self.rows = comparable(rows)
         """All measurements that count, in order."""
         self.labels = latest_labels(self.rows)
-        """The latest measurement per candidate, of those that say something of it."""
+        """The latest measurement per candidate, without infrastructure faults."""
         if len(self.labels) == len(candidates) and not any(m.ok for m in self.labels.values()):
             self._doubt_failures()
-        self._earlier = tuple(self.rows)
-        """Those that were there before this decision."""
+        self._earlier_rows = tuple(self.rows)
+        """Rows from before this decision."""
         self.known = len(self.labels)
-        """Labels that were there before this decision."""
+        """Number of labels from before this decision."""
         self.tried: dict[Candidate, Measurement] = {}
-        """Events of this decision, infrastructure faults included."""
+        """Measurements of this decision, infrastructure faults included."""
         self._store, self._row_of = store, candidates.row_of
         self._cache_state = ""
-        """That of this decision's latest time."""
+        """Cache state of this decision's latest time."""
         self._finalists: set[Candidate] = set()
 
     def _doubt_failures(self) -> None:
@@ -109,7 +109,7 @@ class TaskResults:
         device are not tried again.
         """
         sure = [m for m in self.rows if m.outcome not in _MAY_BE_MENDED]
-        self.rows = [m for m in sure if not any(t in str(m.extra.get("message", "")) for t in _OF_CALL)]
+        self.rows = [m for m in sure if not any(t in str(m.extra.get("message", "")) for t in _CALL_ERRORS)]
         self.labels = latest_labels(self.rows)
 
     def add(self, m: Measurement) -> None:
@@ -124,17 +124,17 @@ class TaskResults:
             self.labels[m.candidate] = m
 
     def add_comparison(self, timed: Sequence[Measurement]) -> None:
-        """Commit times that were taken side by side: the winner is one of these, as only they were timed alike."""
+        """Commit times of a comparison side by side: the winner is one of these, as only they were timed alike."""
         self._store.add_all(self.problem, timed)
         self.rows += timed
         self._finalists.update(m.candidate for m in timed)
         self.labels = latest_labels(self.rows)
 
     def resume_comparison(self, close: Sequence[Candidate]) -> bool:
-        """Whether these were compared last, by a decision that was ended before it was stored; if so, they are the
+        """Whether an earlier process compared these, and ended before it stored its decision; if so, they become the
         finalists.
         """
-        upwards = itertools.dropwhile(lambda m: not m.in_turns, reversed(self._earlier))
+        upwards = itertools.dropwhile(lambda m: not m.in_turns, reversed(self._earlier_rows))
         last = {id(m) for m in itertools.takewhile(lambda m: m.in_turns, upwards)}
         if not all(id(self.labels[c]) in last for c in close):
             return False
@@ -146,11 +146,11 @@ class TaskResults:
         return {**self.tried, **self.labels}
 
     def fastest(self) -> list[Measurement]:
-        """Those that ran, fastest first; ties go to the earlier candidate, as in Triton."""
+        """Measurements with a time, fastest first; ties go to the earlier candidate, as in Triton."""
         final = self._finalists
-        ran = [m for m in self.labels.values() if m.ok and (not final or m.candidate in final)]
+        successes = [m for m in self.labels.values() if m.ok and (not final or m.candidate in final)]
         return sorted(
-            ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self._row_of[m.candidate])
+            successes, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self._row_of[m.candidate])
         )
 
     def close_to_best(
@@ -158,8 +158,8 @@ class TaskResults:
     ) -> list[Candidate]:
         """Return the candidates worth timing again side by side, in canonical order.
 
-        The fastest is among them, then those that may tie. So is the base's fastest if it is as close: variants have
-        to beat it. With `oracle`, where everything was measured, all that are close, fastest first.
+        They are the fastest, then those that may tie, and the base's fastest if it is as close: variants have
+        to beat it. With `oracle`, where everything was measured, all close ones, fastest first.
         """
         fast = self.fastest()
         margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
@@ -175,7 +175,7 @@ class TaskResults:
 
 
 def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
-    """Those, fastest first, that are behind the first by a trifle: no clock tells for sure which one is the best.
+    """Measurements, fastest first, that are behind the first by a trifle: no clock tells which one is the best.
 
     A trifle is no more than `NEGLIGIBLE_GAIN`, `LOOK_ERROR_MS` or the noise of both medians, and never more than the
     tolerance.

@@ -47,12 +47,12 @@ class BackgroundTracer(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> Mapping[str, str]:
-        """Texts that have come since the last time; waits for so many seconds at most while none have."""
+        """Texts since the last call; waits `timeout_s` at most for the first of them."""
         ...
 
     @property
     def outstanding(self) -> int:
-        """Assignments that were asked for and are neither traced yet nor known to fail."""
+        """Number of requested assignments that are neither traced yet nor known to fail."""
         ...
 
     def close(self) -> None:
@@ -65,14 +65,14 @@ FULL_TRACE_LIMIT = 64
 SPREAD_TRACES = 32
 """Assignments of a longer list that are traced first, spread over the space."""
 DISTINCT_TRACE_LIMIT = 128
-"""Where inert meta-parameters leave no more than so many assignments that differ, one of each is traced."""
+"""Most classes of assignments, equal but for inert meta-parameters, of which one each is traced."""
 TRACES_PER_ROUND = 16
 """Assignments of the best forecasts that are traced whenever the forecasts change."""
 READ_HERE_CHARACTERS = 150_000
-"""Known text of a list that is read sooner than children are started, have read it and are heard: some 50 ms, half of
-that where this process has parsed it before."""
+"""Characters of known text that this process parses sooner than it starts children and gets their answer: some 50 ms,
+half of that where it has parsed the text before."""
 _PARSE_S = 0.03
-"""Seconds of parsing before somebody looks again whether there is something else to do."""
+"""Seconds of parsing before the loop looks for other work again."""
 _POLL_S = 0.25
 """Longest wait for the background at a time."""
 PROBED_ASSIGNMENTS = 2
@@ -96,19 +96,19 @@ class LaunchFacts:
         return cached_facts(text, self.problem.arguments, grid)
 
     def of_candidate(self, name: str, candidate: Candidate) -> TtirFacts | None:
-        """Facts of IR of this assignment that has come in, else what the problem's record has kept of it."""
+        """Facts of this assignment's IR; before it is traced, those in the problem's record."""
         grid = self.grids.get(candidate, self.problem.grid)
         facts = self.texts.facts(name, self.problem.arguments, grid) if name in self.texts else None
         if facts is None:
-            units, by_name = self._kept
+            units, by_name = self._recorded_facts
             facts = units.get((name, grid)) or by_name.get(name)
         return facts
 
     @cached_property
-    def _kept(self) -> tuple[Mapping[tuple[str, Grid], TtirFacts], Mapping[str, TtirFacts]]:
+    def _recorded_facts(self) -> tuple[Mapping[tuple[str, Grid], TtirFacts], Mapping[str, TtirFacts]]:
         """The facts of an earlier process's IR: by assignment and launch grid, and by assignment alone."""
         units = facts_by_unit(self.problem)
-        return units, {name: one for (name, _), one in units.items()}
+        return units, {name: facts for (name, _), facts in units.items()}
 
 
 class LazyTraces:
@@ -124,14 +124,14 @@ class LazyTraces:
         self._facts = read if isinstance(read, LaunchFacts) else None
         self.texts = TracedTexts() if self._facts is None else self._facts.texts
         self.candidates = CandidateList.of(candidates)
-        self._trace, self._read = trace, read
-        self._requested: set[int] = set()
+        self._trace, self._reader = trace, read
+        self._requests: set[int] = set()
         """Assignments, as `CandidateList.assignments` numbers them."""
-        self._parsed = 0
-        """Texts that were parsed ahead, from the first on."""
+        self._parse_count = 0
+        """Number of texts that were parsed ahead, from the first on."""
 
     def facts(self, row: int) -> TtirFacts | None:
-        """The facts of the candidate in this row: of IR that has come in, else what the problem's record has kept.
+        """Facts of the IR of the candidate in this row; before it is traced, those in the problem's record.
 
         None where neither can be read.
         """
@@ -139,9 +139,9 @@ class LazyTraces:
         name, candidate = names[keys[row]], self.candidates[row]
         if self._facts is not None:
             return self._facts.of_candidate(name, candidate)
-        return (
-            None if self._read is None or name not in self.texts else self._read(candidate, self.texts[name])
-        )
+        if self._reader is None or name not in self.texts:
+            return None
+        return self._reader(candidate, self.texts[name])
 
     @property
     def outstanding(self) -> int:
@@ -149,20 +149,20 @@ class LazyTraces:
         return self._trace.outstanding if isinstance(self._trace, BackgroundTracer) else 0
 
     def start_initial(self) -> bool:
-        """Begin with the first traces in the background, if the tracer can; whether any are under way.
+        """Start the first traces in the background, if the tracer can; whether any are running.
 
-        `trace_initial` completes them. In a large list, the neighbours that show which meta-parameters are inert are
-        traced along.
+        `trace_initial` waits for them. In a large list, the neighbours that show which meta-parameters are inert are
+        traced as well.
         """
         if not isinstance(self._trace, BackgroundTracer):
             return False
-        wanted = list(self._initial_assignments)
-        if len(self.candidates.assignments[0]) > FULL_TRACE_LIMIT and self._read is not None:
-            wanted = list(dict.fromkeys([*wanted, *self._probe_assignments]))
-        return self._start(wanted)
+        assignments = list(self._initial_assignments)
+        if len(self.candidates.assignments[0]) > FULL_TRACE_LIMIT and self._reader is not None:
+            assignments = list(dict.fromkeys([*assignments, *self._probe_assignments]))
+        return self._start(assignments)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Take in what has come from the background, waiting for it for so long; True if anything has."""
+        """Take in texts from the background, waiting `timeout_s` for the first; True if there were any."""
         if not isinstance(self._trace, BackgroundTracer):
             return False
         texts = self._trace.poll(timeout_s)
@@ -170,28 +170,28 @@ class LazyTraces:
         return bool(texts)
 
     def finish(self) -> None:
-        """Wait for everything that is being traced in the background."""
+        """Wait for all traces in the background."""
         while self.outstanding:
             self.poll(_POLL_S)
 
     def parse_ahead(self) -> None:
         """Parse some texts while there is nothing else to do, so that another shape of the kernel finds them parsed.
 
-        Children have parsed them, and told their facts alone. Longer texts are read by children each time.
+        Child processes parse as well, but return facts alone. Longer texts are theirs, for each shape anew.
         """
         end = time.perf_counter() + _PARSE_S
         if self.texts.characters > READ_HERE_CHARACTERS:
             return
-        for name in list(self.texts)[self._parsed :]:
+        for name in list(self.texts)[self._parse_count :]:
             if time.perf_counter() >= end:
                 return
-            self._parsed += 1
-            with contextlib.suppress(Exception):  # whoever needs its facts is told
-                # The most that is worked out of a text alone, whatever it is called with.
+            self._parse_count += 1
+            with contextlib.suppress(Exception):  # a reader of its facts gets the error
+                # The longest computation on a text that does not depend on the arguments.
                 _ = cached_module(self.texts[name]).live_bytes
 
     def close(self) -> None:
-        """Give up what is being traced in the background."""
+        """Cancel the traces in the background."""
         if isinstance(self._trace, BackgroundTracer):
             self._trace.close()
 
@@ -201,41 +201,41 @@ class LazyTraces:
             return
         count = len(self.candidates.assignments[0])
         self._trace_assignments(range(count) if everything else self._initial_assignments)
-        if count > FULL_TRACE_LIMIT and not everything and self._read is not None:
+        if count > FULL_TRACE_LIMIT and not everything and self._reader is not None:
             self._find_inert_parameters()
 
     def trace_best(self, order: npt.NDArray[np.intp]) -> bool:
-        """Trace the best-ranked candidates not traced yet; True if anything new came in."""
+        """Trace the best-ranked candidates not traced yet; True if there are new texts."""
         before = len(self.texts)
         self._trace_assignments(self._best_untraced(order))
         return len(self.texts) > before
 
     def _best_untraced(self, order: npt.NDArray[np.intp]) -> list[int]:
         names, keys = self.candidates.assignments
-        if self._trace is None or len(self._requested) >= len(names):
+        if self._trace is None or len(self._requests) >= len(names):
             return []
-        done = [i for i in self._requested if names[i] in self.texts]
-        left = ~np.isin(self._fact_classes, self._fact_classes[done])
-        left[list(self._requested)] = False
-        ranked = keys[order]
-        ranked = ranked[left[ranked]]
-        best = np.sort(np.unique(self._fact_classes[ranked], return_index=True)[1])
-        wanted: list[int] = ranked[best][:TRACES_PER_ROUND].tolist()
-        return wanted
+        traced = [i for i in self._requests if names[i] in self.texts]
+        is_untraced = ~np.isin(self._fact_classes, self._fact_classes[traced])
+        is_untraced[list(self._requests)] = False
+        ranking = keys[order]
+        ranking = ranking[is_untraced[ranking]]
+        best = np.sort(np.unique(self._fact_classes[ranking], return_index=True)[1])
+        assignments: list[int] = ranking[best][:TRACES_PER_ROUND].tolist()
+        return assignments
 
     def _find_inert_parameters(self) -> None:
         """Find the inert meta-parameters. The rest of the space is traced whole if it is small."""
         columns = trace_parameters(self.candidates)
         self._trace_assignments(self._probe_assignments)
-        known = {row: facts for i in self._requested if (facts := self.facts(row := self._first_rows[i]))}
-        inert = find_inert(columns, np.array(list(known), dtype=np.intp), list(known.values()))
+        by_row = {row: facts for i in self._requests if (facts := self.facts(row := self._first_rows[i]))}
+        inert = find_inert(columns, np.array(list(by_row), dtype=np.intp), list(by_row.values()))
         if not inert:
             return
         self._fact_classes = equivalence_classes(columns, np.array(self._first_rows, dtype=np.intp), inert)
         first = np.unique(self._fact_classes, return_index=True)[1]
         if len(first) <= DISTINCT_TRACE_LIMIT:
-            done = set(self._fact_classes[list(self._requested)].tolist())
-            self._trace_assignments([i for i in first.tolist() if int(self._fact_classes[i]) not in done])
+            classes = set(self._fact_classes[list(self._requests)].tolist())
+            self._trace_assignments([i for i in first.tolist() if int(self._fact_classes[i]) not in classes])
 
     def _neighbours(self, base: int) -> list[int]:
         """Two assignments for each meta-parameter that differ from this one in it alone, if there are any."""
@@ -243,8 +243,8 @@ class LazyTraces:
         same = {name: c.codes == c.codes[self._first_rows[base]] for name, c in columns.items()}
         neighbours: dict[int, None] = {}
         for name in columns:
-            others = [agrees for other, agrees in same.items() if other != name]
-            rows = np.flatnonzero(np.logical_and.reduce([~same[name], *others]))
+            agreements = [agrees for key, agrees in same.items() if key != name]
+            rows = np.flatnonzero(np.logical_and.reduce([~same[name], *agreements]))
             neighbours |= dict.fromkeys(keys[rows[[0, -1]]].tolist() if len(rows) else ())
         return list(neighbours)
 
@@ -269,9 +269,9 @@ class LazyTraces:
         return np.arange(len(self.candidates.assignments[0]))
 
     def _farthest_assignments(self, assignments: Sequence[int], count: int) -> list[int]:
-        chosen = farthest_point_sample(self._examples(assignments), count)
+        sample = farthest_point_sample(self._examples(assignments), count)
         keys = self.candidates.assignments[1]
-        return [int(keys[self.candidates.row_of[c]]) for c in chosen]
+        return [int(keys[self.candidates.row_of[c]]) for c in sample]
 
     def _examples(self, assignments: Sequence[int]) -> list[Candidate]:
         """The first candidate of each of these assignments."""
@@ -284,21 +284,21 @@ class LazyTraces:
         return rows
 
     def _trace_assignments(self, assignments: Sequence[int]) -> None:
-        fresh = [i for i in assignments if i not in self._requested]
+        fresh = [i for i in assignments if i not in self._requests]
         if self._trace is None or not (fresh or self.outstanding):
             return
         with span("trace", assignments=len(fresh) or self.outstanding):
             self.finish()
             if fresh:
                 self.texts.merge(self._trace(self._units_of(fresh)))
-        self._requested.update(fresh)
+        self._requests.update(fresh)
 
     def _start(self, assignments: Sequence[int]) -> bool:
-        fresh = [i for i in assignments if i not in self._requested]
+        fresh = [i for i in assignments if i not in self._requests]
         if isinstance(self._trace, BackgroundTracer) and fresh:
             self._trace.start(self._units_of(fresh))
-            self._requested.update(fresh)
-            if not self.outstanding:  # all was known, and nobody waits for what has come already
+            self._requests.update(fresh)
+            if not self.outstanding:  # the tracer knew all texts, and nothing else would take them in
                 self.poll()
         return self.outstanding > 0
 
@@ -308,8 +308,8 @@ class LazyTraces:
             return self._examples(assignments)
         units = self.candidates.units(self._facts.grids, self._facts.problem.grid)
         keys = self.candidates.assignments[1]
-        wanted = set(assignments)
-        return [self.candidates[row] for row in units.first.tolist() if int(keys[row]) in wanted]
+        numbers = set(assignments)
+        return [self.candidates[row] for row in units.first.tolist() if int(keys[row]) in numbers]
 
 
 def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -320,12 +320,12 @@ def farthest_point_sample(candidates: Sequence[Candidate], count: int) -> list[C
     """
     points = ConfigEncoder.of(candidates, meta_only=True)(candidates)
     middle = int(np.argmin(((points - fast_median(points, axis=0)) ** 2).sum(axis=1)))
-    chosen = [middle]
+    rows = [middle]
     nearest = ((points - points[middle]) ** 2).sum(axis=1)
     nearest[middle] = -1.0  # below every distance, so that none is taken twice
-    while len(chosen) < min(count, len(candidates)):
+    while len(rows) < min(count, len(candidates)):
         far = int(np.argmax(nearest))
-        chosen.append(far)
+        rows.append(far)
         nearest = np.minimum(nearest, ((points - points[far]) ** 2).sum(axis=1))
         nearest[far] = -1.0
-    return [candidates[i] for i in chosen]
+    return [candidates[i] for i in rows]

@@ -1,1 +1,1 @@
-"""Decisions on recorded tables instead of a device: what plays one, and what it would have cost."""
+"""Decisions on recorded tables instead of a device, and their simulated cost."""

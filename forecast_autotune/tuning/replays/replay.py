@@ -59,7 +59,7 @@ class ReplayRow:
 
 @dataclass
 class ReplayReport:
-    """All rows of a replay and what they add up to."""
+    """All rows of a replay and their summary."""
 
     policy: str
     surrogate: str
@@ -67,9 +67,9 @@ class ReplayReport:
     risk: float
     rows: list[ReplayRow] = field(default_factory=list)
     without: ReplayReport | None = None
-    """The same problems without `left_out`."""
+    """A replay of the same problems without `left_out`."""
     left_out: str = "llm"
-    """`llm`, the language model that was named, or `advice`."""
+    """`llm` for the language model of the settings, or `advice`."""
 
     def summary(self) -> dict[str, Any]:
         """Figures over all problems; regrets are shares (0.02 is 2 %)."""
@@ -136,10 +136,10 @@ def load(paths: Iterable[Path]) -> list[Table]:
         if len(t.by_candidate()) > 1 and any(m.ok for m in t.by_candidate().values())
     ]
     if not usable:
-        others = f" and {count_text(len(paths) - 1, 'other file')}" if len(paths) > 1 else ""
-        named = f"{paths[0]}{others}: " if paths else ""
+        suffix = f" and {count_text(len(paths) - 1, 'other file')}" if len(paths) > 1 else ""
+        prefix = f"{paths[0]}{suffix}: " if paths else ""
         raise RecordError(
-            f"{named}no problem with at least two candidates of which one ran: nothing to decide"
+            f"{prefix}no problem with at least two candidates of which one ran: nothing to decide"
         )
     return usable
 
@@ -149,11 +149,11 @@ class ReplayStore(Store):
 
     def __init__(self, relatives: Sequence[Relative]) -> None:
         super().__init__(None)
-        self._given = list(relatives)
+        self._relatives = list(relatives)
 
     def relatives(self, problem: Any, limit: int = 8) -> list[Relative]:
-        """The relatives given, whatever the store has seen since."""
-        return self._given[:limit]
+        """The caller's relatives, whatever the store holds by now."""
+        return self._relatives[:limit]
 
 
 def _of_kernel(problem: Problem, tables: Iterable[Table]) -> list[Table]:
@@ -169,7 +169,7 @@ def tables_of_other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Ta
 
 
 def tables_elsewhere(table: Table, tables: Sequence[Table]) -> list[Relative]:
-    """The rows of the same kernel and sizes on other devices, which may be known beforehand."""
+    """The rows of the same kernel and sizes on other devices, which a replay may treat as known."""
     from forecast_autotune.surrogates.default import same_sizes
 
     own = table.problem
@@ -200,8 +200,8 @@ def replay_one(
 ) -> tuple[ReplayRow, list[Measurement]]:
     """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
 
-    `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: its measurements are
-    known. Returns the score and all measurements in the store.
+    `store` may be that of an earlier replay of the same problem, with fewer candidates perhaps, whose measurements are
+    then known. Returns the score and all measurements in the store.
     """
     rows = table.by_candidate()
     best = min(m.ms for m in rows.values() if m.ok)
@@ -215,13 +215,13 @@ def replay_one(
         task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
     )
     real = time.perf_counter() - begin
-    seen = store.measurements(task.problem)
+    measurements = store.measurements(task.problem)
     path, incumbent = [], math.inf
-    for m in seen:
+    for m in measurements:
         incumbent = min(incumbent, m.ms if m.ok else math.inf)
         path.append(incumbent / best - 1 if math.isfinite(incumbent) else math.inf)
-    chosen = rows[decision.chosen]
-    chosen_ms = chosen.ms if chosen.ok else math.inf
+    choice = rows[decision.chosen]
+    chosen_ms = choice.ms if choice.ok else math.inf
     row = ReplayRow(
         id=table.problem.id,
         kernel=table.problem.kernel.name,
@@ -243,12 +243,12 @@ def replay_one(
         llm=decision.llm,
         advice=decision.advice,
     )
-    return row, seen
+    return row, measurements
 
 
-def _recorded_ttir(texts: Mapping[str, str], wanted: Sequence[Candidate]) -> dict[str, str]:
+def _recorded_ttir(texts: Mapping[str, str], candidates: Sequence[Candidate]) -> dict[str, str]:
     """The recorded IR of these candidates, as a live tracer would answer."""
-    return {key: texts[key] for key in map(assignment_of, wanted) if key in texts}
+    return {key: texts[key] for key in map(assignment_of, candidates) if key in texts}
 
 
 def replay(
@@ -260,14 +260,14 @@ def replay(
     workers: int = 16,
     progress: Callable[[ReplayRow], None] | None = None,
 ) -> ReplayReport:
-    """Replay every table; nothing is known of one but what the tuner measures."""
+    """Replay every table; the tuner knows nothing of a table but its own measurements."""
     report = ReplayReport(
         "default", f"{surrogate.name}/{surrogate.version}", settings.tolerance, settings.risk
     )
     for table in tables:
-        chosen = policy(table)
-        report.policy = "default" if chosen is None else chosen.name
-        row, _ = replay_one(table, surrogate=surrogate, policy=chosen, settings=settings, workers=workers)
+        rule = policy(table)
+        report.policy = "default" if rule is None else rule.name
+        row, _ = replay_one(table, surrogate=surrogate, policy=rule, settings=settings, workers=workers)
         report.rows.append(row)
         if progress is not None:
             progress(row)

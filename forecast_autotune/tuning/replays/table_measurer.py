@@ -14,11 +14,11 @@ from forecast_autotune.records.table import Table
 DEFAULT_COMPILE_S = 0.6
 """Seconds for a candidate whose table does not say how long it compiled (mean of our H200 tables)."""
 HUNG_COMPILE_S = 6.0
-"""When the live measurer gives up on a compilation that would not end; a table holds its full time-out."""
+"""Seconds after which the live measurer gives up on an endless compilation; a table holds its full time-out."""
 LEAST_COMPILE_S = 0.03
-"""A recorded compilation below this was none: the binary was in a cache. The quickest real ones take twice as long."""
-_ENOUGH_COMPILED = 3
-"""Recorded compilations of a table that tell how long its others take."""
+"""Recorded seconds below this mean a binary from a cache. The quickest real compilations take twice as long."""
+_ENOUGH_COMPILATIONS = 3
+"""Recorded compilations of a table from which on their median stands for its others."""
 TIMING_S = 0.012
 """Seconds to time one candidate by our protocol, finals included (11 ms over 173 decisions on an H200)."""
 EXHAUSTIVE_TIMING_S = 0.13
@@ -44,14 +44,14 @@ class TableMeasurer:
         self._problem = table.problem.id
         self._timing_s = timing_s
         self._now = 0.0
-        self._spent = MeasuringCost()
+        self._cost = MeasuringCost()
         self._waiting: list[Candidate] = []
         self._ends: dict[Candidate, tuple[float, float]] = {}
-        """Start and end of what compiles."""
+        """Start and end of each running compilation."""
         self._ready: dict[Candidate, None] = {}
         """Candidates compiled and not timed, in the order of compilation."""
         self._compiled: set[Candidate] = set()
-        """That, and what was timed."""
+        """Candidates compiled, timed or not."""
 
     def ready(self) -> Collection[Candidate]:
         """Return the candidates that are compiled and not timed."""
@@ -74,18 +74,18 @@ class TableMeasurer:
     ) -> Iterator[Measurement]:
         """Yield the table's rows in the simulated order of completion."""
         self._schedule([*candidates, *prefetch])
-        wanted = dict.fromkeys(candidates)
-        while wanted:
-            candidate = next((c for c in wanted if c in self._ready), None)
+        queue = dict.fromkeys(candidates)
+        while queue:
+            candidate = next((c for c in queue if c in self._ready), None)
             if candidate is None:
                 if not self._wait(within_s):
                     return
                 continue
-            del wanted[candidate], self._ready[candidate]
+            del queue[candidate], self._ready[candidate]
             m = self._row(candidate)
             self._pass(self._timing_s if m.ok else 0.0)
             self._charge(timing_s=self._timing_s if m.ok else 0.0)
-            # Of the replay, not of the recording: what is known is put in order by it.
+            # The replay's clock, not the recording's: measurements are sorted by it.
             at = datetime.fromtimestamp(self._now, UTC).isoformat(timespec="microseconds")
             yield replace(m, problem=self._problem, at=at)
 
@@ -97,16 +97,16 @@ class TableMeasurer:
 
     def spent(self) -> MeasuringCost:
         """Simulated seconds so far."""
-        return replace(self._spent, wall_s=self._now)
+        return replace(self._cost, wall_s=self._now)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
     def _schedule(self, candidates: Sequence[Candidate]) -> None:
         fresh = [c for c in candidates if c not in self._compiled and c not in self._ends]
         free = self.workers - len(self._ends)
-        unwanted = [c for c in self._ends if c not in candidates]
-        for c in unwanted[: max(0, len(fresh) - free)]:
+        obsolete = [c for c in self._ends if c not in candidates]
+        for c in obsolete[: max(0, len(fresh) - free)]:
             del self._ends[c]
         self._waiting = fresh
         self._start()
@@ -122,7 +122,7 @@ class TableMeasurer:
         return min(seconds, HUNG_COMPILE_S) if row.outcome is Outcome.TIMEOUT else seconds
 
     def _wait(self, within_s: float | None) -> bool:
-        """Let time pass until a compilation ends, at most `within_s`; whether one did."""
+        """Let time pass until a compilation ends, at most `within_s`; whether one has ended."""
         if not self._ends:
             return False
         first = min(end for _, end in self._ends.values())
@@ -133,7 +133,7 @@ class TableMeasurer:
         return True
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass; workers take up what waits as they become free."""
+        """Let time pass; free workers take the next candidates."""
         until = self._now + seconds
         while self._ends:
             candidate, (start, end) = min(self._ends.items(), key=lambda item: item[1][1])
@@ -153,24 +153,24 @@ class TableMeasurer:
         return self._rows[candidate]
 
     def _charge(self, compile_s: float = 0.0, timing_s: float = 0.0, compiled: int = 0) -> None:
-        s = self._spent
-        self._spent = MeasuringCost(s.compile_s + compile_s, s.timing_s + timing_s, s.compiled + compiled)
+        s = self._cost
+        self._cost = MeasuringCost(s.compile_s + compile_s, s.timing_s + timing_s, s.compiled + compiled)
 
 
 def recorded_compile_seconds(table: Table) -> dict[Candidate, float]:
     """Seconds that each candidate compiled for.
 
-    Rows that were timed again, or whose binary was in a cache, say nothing of that: they have the table's median, or
-    `DEFAULT_COMPILE_S` where hardly any was compiled. Else the fastest, which are what is timed again, would seem to
-    compile a thousand times as long as their neighbours.
+    Rows that were timed again, or whose binary was in a cache, hold no such seconds: they get the table's median, or
+    `DEFAULT_COMPILE_S` where hardly any was compiled. Else the fastest, which are timed again, would seem to compile
+    in a thousandth of their neighbours' time.
     """
     rows = table.by_candidate()
-    known = {
+    seconds = {
         c: m.compile_s for c, m in rows.items() if m.compile_s is not None and m.compile_s >= LEAST_COMPILE_S
     }
-    ended = [s for c, s in known.items() if rows[c].outcome is not Outcome.TIMEOUT]
-    usual = statistics.median(ended) if len(ended) >= _ENOUGH_COMPILED else DEFAULT_COMPILE_S
-    return {c: known.get(c, usual) for c in rows}
+    durations = [s for c, s in seconds.items() if rows[c].outcome is not Outcome.TIMEOUT]
+    usual = statistics.median(durations) if len(durations) >= _ENOUGH_COMPILATIONS else DEFAULT_COMPILE_S
+    return {c: seconds.get(c, usual) for c in rows}
 
 
 def exhaustive_seconds(table: Table) -> float:
