@@ -2,8 +2,8 @@
 
 Its weight and its named constants are slopes of the Gaussian process: columns of (advice - belief) and of the
 derivatives of the advice, so that measurements of the problem and of its relatives correct them in closed form.
-How likely the advice belongs into the forecast at all is weighed against the belief without it (evidence, not
-taste): where the clock disagrees, it is dropped.
+Model comparison with the belief without the advice tells whether it belongs into the forecast at all: where the
+clock disagrees, it is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
 _VERSION = "advised-1"
 _MOST_REMEMBERED = 64
-"""Evaluations that are kept of one cost function: of a problem and its relatives."""
+"""Most evaluations in a surrogate's cache: one each for a problem and its relatives, and cost function."""
 STEP = 0.25
 """Step of a constant, in doublings, for its derivative."""
 
@@ -42,12 +42,12 @@ _Identity = npt.NDArray[np.intp] | None
 
 @dataclass(frozen=True)
 class AdviceWeights:
-    """How far advice is followed, fitted to recorded problems with each kernel's family left out."""
+    """The weights of advice in a forecast, fitted to recorded problems with each kernel's family left out."""
 
     mean: float = 0.28
-    """Share of the way from the learned belief to the advice, before anything was measured."""
+    """Share of the way from the learned belief to the advice, before any measurement."""
     sd: float = 0.32
-    """Its uncertainty from kernel to kernel."""
+    """Standard deviation of `mean` from kernel to kernel."""
     constants: float = 1.3
     """Factor on the stated spread of constants."""
     terms: float = 0.5
@@ -57,23 +57,23 @@ class AdviceWeights:
     joint: float = 0.95
     """... and about joint ones."""
     log_odds: float = 5.0
-    """That advice belongs into the forecast, before anything was measured."""
+    """Log odds that advice belongs into the forecast, before any measurement."""
     least: float = 0.05
-    """Probability of that below which advice is dropped."""
+    """Probability that it belongs there, below which advice is dropped."""
 
 
 _WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
-"""Where the base has no IR to read, it believes in nothing else."""
-_OF_PLACE = 0.5
-"""Share of the weight that is left for advice on another release's kernel of the same name and meta-parameters.
+"""Weights where the base has no IR to read: its own belief is weak then."""
+_PLACE_SHARE = 0.5
+"""Share of the weight that remains for advice on another release's kernel of the same name and meta-parameters.
 
-Of 65 recorded lists of fla-core 0.6.0, by advice that was written for 0.5.2, decisions measure 0.2 to 0.3 configs less
+On 65 recorded lists of fla-core 0.6.0, with advice written for 0.5.2, decisions measure 0.2 to 0.3 configs less
 (0.03 to 0.5) at regrets within chance, with 1 and with 4 compile workers.
 """
 
 
 class AdvisedSurrogate(MovedSurrogate):
-    """See the module. Made for one decision's questions: it remembers what is believed of relatives."""
+    """See the module. Made for one decision's queries: it caches the priors of relatives."""
 
     def __init__(
         self, base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None = None
@@ -86,8 +86,8 @@ class AdvisedSurrogate(MovedSurrogate):
         super().__init__(base, informed, slopes, w.additive, w.joint)
         self.name, self.version = "advised", f"{_VERSION}-{self.speaker.version}"
         self._moved_priors: dict[str, tuple[Prior, Prior]] = {}
-        """By problem: the base's latest belief, and what became of it."""
-        self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
+        """By problem: the base's latest prior, and the same moved towards the advice."""
+        self._evaluations: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
         """Forecasts of each cost function; they do not change as IR comes in."""
 
     def prior(self, query: Query) -> Prior:
@@ -107,24 +107,24 @@ class AdvisedSurrogate(MovedSurrogate):
         for number, function in enumerate(self.functions):
             columns = np.zeros((n, 1 + _adjustable(function)))
             if len(rows) > 1 and not foreign:
-                stated, identity = self._evaluated(query, rows, number)
-                columns[rows] = self._columns(function, stated, plain.mean[rows])
+                log2_ms, identity = self._evaluate(query, rows, number)
+                columns[rows] = self._columns(function, log2_ms, plain.mean[rows])
                 if identity is not None and number == 0:
                     same[rows] = rows[_first_of(identity)]
             shifts[:, number] = columns[:, 0] / len(self.functions)
             slopes.append(columns[:, 1:] / len(self.functions))
         columns = np.concatenate([shifts, *slopes], axis=1)
-        moved = self.moved(plain, self.weights.mean * shifts.sum(axis=1), columns)
-        return replace(moved, same_as=same)
+        prior = self.moved(plain, self.weights.mean * shifts.sum(axis=1), columns)
+        return replace(prior, same_as=same)
 
-    def _evaluated(self, query: Query, rows: Rows, number: int) -> tuple[Array, _Identity]:
-        """A cost function as it is, then with each constant and term shifted by `STEP`: log2, [1 + shifts, rows]."""
+    def _evaluate(self, query: Query, rows: Rows, number: int) -> tuple[Array, _Identity]:
+        """A cost function itself, then with each constant and term shifted by `STEP`: log2, [1 + shifts, rows]."""
         grids = tuple(query.grids.get(c) for c in query.candidates)
         key = query.problem.id, tuple(query.candidates), grids, number
-        if key in self._stated:
-            return self._stated[key]
-        if len(self._stated) >= _MOST_REMEMBERED:
-            self._stated.clear()
+        if key in self._evaluations:
+            return self._evaluations[key]
+        if len(self._evaluations) >= _MOST_REMEMBERED:
+            self._evaluations.clear()
             self._moved_priors.clear()
         function, n = self.functions[number], len(rows)
         subject = self.base.advice_subject(query, rows)
@@ -137,50 +137,50 @@ class AdvisedSurrogate(MovedSurrogate):
         }
         costs = function.evaluate(subject.repeated(1 + len(moves)), shifts, scales)
         identity = None if costs.identity is None else costs.identity[:n]
-        self._stated[key] = costs.log2.reshape(1 + len(moves), n), identity
-        return self._stated[key]
+        self._evaluations[key] = costs.log2.reshape(1 + len(moves), n), identity
+        return self._evaluations[key]
 
-    def _columns(self, function: CostFunction, stated: Array, believed: Array) -> Array:
-        """Disagreement with the belief, and what each constant and term may shift; [n, 1 + constants + terms]."""
-        w, ones = self.weights, np.ones(len(believed))
+    def _columns(self, function: CostFunction, log2_ms: Array, prior_mean: Array) -> Array:
+        """Disagreement with the prior, and the effect of each constant and term; [n, 1 + constants + terms]."""
+        w, trust = self.weights, np.ones(len(prior_mean))
         steps = [w.constants * math.log2(c.spread) for c in function.constants]
-        steps += [w.terms] * (len(stated) - 1 - len(steps))
-        results = [disagreement(believed, stated[0], ones, self.hyper)]
-        for changed, step in zip(stated[1:], steps, strict=True):
-            moved = disagreement(believed, changed, ones, self.hyper) - results[0]
-            results.append(w.mean * moved / STEP * step)
+        steps += [w.terms] * (len(log2_ms) - 1 - len(steps))
+        results = [disagreement(prior_mean, log2_ms[0], trust, self.hyper)]
+        for variation, step in zip(log2_ms[1:], steps, strict=True):
+            effect = disagreement(prior_mean, variation, trust, self.hyper) - results[0]
+            results.append(w.mean * effect / STEP * step)
         return np.stack(results, axis=1)
 
 
 def advised_forecasts(
     base: AnalyticSurrogate, query: Query, weights: AdviceWeights | None = None
 ) -> Forecasts:
-    """Forecasts that follow the query's advice as far as measurements bear it out."""
+    """Forecasts that follow the query's advice as far as measurements confirm it."""
     advice = query.advice
     if advice is None:
         return base.forecast(query)
     query = replace(query, candidates=CandidateList.of(query.candidates))
     before = base.prior(query)
     try:
-        advised = latest_moved(
+        surrogate = latest_moved(
             base,
             AdvisedSurrogate,
             (id(advice), before.informed, weights),
             lambda: AdvisedSurrogate(base, advice, before.informed, weights),
         )
-        moved = advised.prior(query)
-        share = inclusion_probability(query, advised, advised.speaker, advised.weights.log_odds)
-        if share < advised.weights.least:
+        prior = surrogate.prior(query)
+        share = inclusion_probability(query, surrogate, surrogate.speaker, surrogate.weights.log_odds)
+        if share < surrogate.weights.least:
             return _noted(base.answer(query, before), "advice dropped: measurements contradict it")
-        followed = advised.answer(query, moved)
+        forecasts = surrogate.answer(query, prior)
     except AdviceError as error:
         return _noted(base.answer(query, before), f"advice does not apply: {error}")
-    note = f"advice at weight {share * advised.weights.mean:.2f}"
+    note = f"advice at weight {share * surrogate.weights.mean:.2f}"
     if origin := advice.origin:
         note += f" ({origin})"
-    if share > 1.0 - advised.weights.least:
-        return _noted(followed, note)
-    return _noted(mix_forecasts(followed, base.answer(query, before), share), note)
+    if share > 1.0 - surrogate.weights.least:
+        return _noted(forecasts, note)
+    return _noted(mix_forecasts(forecasts, base.answer(query, before), share), note)
 
 
 def _noted(forecasts: Forecasts, note: str) -> Forecasts:
@@ -190,7 +190,7 @@ def _noted(forecasts: Forecasts, note: str) -> Forecasts:
 def _default_weights(advice: Advice, informed: bool) -> AdviceWeights:
     weights = AdviceWeights() if informed else _WITHOUT_IR
     if advice.extra.get(MATCH) == SAME_PLACE:
-        weights = replace(weights, mean=_OF_PLACE * weights.mean, log_odds=_OF_PLACE * weights.log_odds)
+        weights = replace(weights, mean=_PLACE_SHARE * weights.mean, log_odds=_PLACE_SHARE * weights.log_odds)
     return weights
 
 

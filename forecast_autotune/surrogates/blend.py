@@ -1,7 +1,7 @@
-"""Another belief in the learned surrogate's: how far it is followed, and how long. Pure functions, no clock.
+"""A language model's belief inside the learned surrogate's: its weight, and its end. Pure functions, no clock.
 
-A language model's forecasts and its advice enter in the same way: they move the prior mean, and how far they should
-is a slope of the Gaussian process, which measurements correct.
+A model's forecasts and its advice enter in the same way: they move the prior mean, and their weight is a slope of the
+Gaussian process, which measurements correct.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.intp]
 
 PRIOR_LOG_ODDS = 0.7
-"""Log odds, before anything was measured, that the model's part belongs into the forecast at all: 2 to 1."""
+"""Log odds, before any measurement, that the model's part belongs into the forecast at all: 2 to 1."""
 
 
 class MovedSurrogate(AnalyticSurrogate):
-    """An analytic surrogate whose prior mean is moved, with a slope for each way in which it is."""
+    """An analytic surrogate whose prior mean is moved, with a slope for each move."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MovedSurrogate(AnalyticSurrogate):
         joint: float = 1.0,
     ) -> None:
         """`informed`: whether `base` has IR to read. `slopes` are standard deviations of the columns of `moved`;
-        `additive` and `joint` are what is left of the process' own doubt about these effects."""
+        `additive` and `joint` are the remaining shares of the process' own doubt about these effects."""
         # Without IR the forest has nothing to read and its hyperparameters mislead: see `LearnedSurrogate.answer`.
         speaker = base if informed or not isinstance(base, LearnedSurrogate) else AnalyticSurrogate()
         h = speaker.hyper
@@ -68,21 +68,21 @@ Moved = TypeVar("Moved", bound=MovedSurrogate)
 def latest_moved(
     base: AnalyticSurrogate, kind: type[Moved], about: tuple[object, ...], make: Callable[[], Moved]
 ) -> Moved:
-    """The surrogate of the latest question to `base` if it was made of the same: a decision asks many."""
-    known = _LATEST.get(base)
-    if known is None or type(known[1]) is not kind or known[0] != about:
-        known = _LATEST[base] = about, make()
-    assert isinstance(known[1], kind)
-    return known[1]
+    """The cached surrogate of `base` if its `about` is the same, else a new one: a decision has many queries."""
+    entry = _LATEST.get(base)
+    if entry is None or type(entry[1]) is not kind or entry[0] != about:
+        entry = _LATEST[base] = about, make()
+    assert isinstance(entry[1], kind)
+    return entry[1]
 
 
 _LATEST: WeakKeyDictionary[AnalyticSurrogate, tuple[tuple[object, ...], MovedSurrogate]] = WeakKeyDictionary()
 
 
 class BlendedSurrogate(MovedSurrogate):
-    """A surrogate that follows what a language model said of some candidates.
+    """A surrogate that follows a language model's forecasts of some candidates.
 
-    Made for one forecast: it remembers what is believed of relatives.
+    Made for one forecast: it caches the priors of relatives.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class BlendedSurrogate(MovedSurrogate):
         self._base_priors: dict[tuple[str, tuple[Candidate, ...]], Prior] = {}
 
     def without_llm(self) -> BlendedSurrogate:
-        """The belief that has none of the model in it."""
+        """The same surrogate with a weight of zero for the model."""
         plain = BlendedSurrogate(self.base, self.informed, self.disagreements, type(self.weight)())
-        plain._base_priors = self._base_priors  # the same relatives, believed of alike
+        plain._base_priors = self._base_priors  # the same for both
         return plain
 
     def prior(self, query: Query) -> Prior:
-        """The belief of `base`, moved; of a relative too, as its residuals are of the same belief."""
+        """The prior of `base`, moved; a relative's as well, as residuals must refer to the same belief."""
         key = query.problem.id, tuple(query.candidates)
         if key not in self._base_priors:
             self._base_priors[key] = self.base.prior(query)
@@ -118,30 +118,30 @@ def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparame
     `learned` and `stated` [n] are log2 milliseconds, `trust` [n] is 0 where the model said nothing. Slow ends
     are compressed as in the process; levels are aligned at the fast end, as neither knows the problem's.
     """
-    heard = trust > 0
-    if not heard.any():
+    has_answer = trust > 0
+    if not has_answer.any():
         return np.zeros(len(trust))
-    mine = hyper.compress(learned, float(learned.min())) - float(learned.min())
-    floor = float(stated[heard].min())
+    own = hyper.compress(learned, float(learned.min())) - float(learned.min())
+    floor = float(stated[has_answer].min())
     theirs = hyper.compress(stated, floor) - floor
-    # A candidate counts as much as it may matter: those that both call slow decide nothing.
-    weight = trust * 2.0 ** -(mine + theirs)
-    gap = theirs - mine
-    return np.where(heard, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
+    # Candidates that both forecast to be slow get little weight: they decide nothing.
+    weight = trust * 2.0 ** -(own + theirs)
+    gap = theirs - own
+    return np.where(has_answer, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
 
 
 def inclusion_probability(
     query: Query, blend: AnalyticSurrogate, without: AnalyticSurrogate, log_odds: float = PRIOR_LOG_ODDS
 ) -> float:
-    """P(the model's part belongs into the forecast), after what was measured; `log_odds` before it was.
+    """P(the model's part belongs into the forecast) after the query's measurements; `log_odds` is that before them.
 
-    Bayesian model comparison with the belief that has none of it (Kass & Raftery 1995). The slope term alone
+    Bayesian model comparison with the belief without the model (Kass & Raftery 1995). The slope term alone
     would only ever shrink the weight of a model that is plainly wrong here.
     """
 
-    def gain(known: Query) -> float:
-        return blend.log_likelihood(known, blend.prior(known)) - without.log_likelihood(
-            known, without.prior(known)
+    def gain(data: Query) -> float:
+        return blend.log_likelihood(data, blend.prior(data)) - without.log_likelihood(
+            data, without.prior(data)
         )
 
     odds = log_odds
@@ -158,10 +158,10 @@ def mix_forecasts(first: Forecasts, second: Forecasts, share: float) -> Forecast
     """
 
     def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
-        chosen = generator.random(count) < share
+        is_first = generator.random(count) < share
         seeds = generator.integers(2**31, size=2)
-        one, other = (f.samples(rows, count, int(s)) for f, s in zip((first, second), seeds, strict=True))
-        return np.where(chosen[:, None], one, other)
+        a, b = (f.samples(rows, count, int(s)) for f, s in zip((first, second), seeds, strict=True))
+        return np.where(is_first[:, None], a, b)
 
     mean = share * first.mean + (1.0 - share) * second.mean
     apart = share * (1.0 - share) * (first.mean - second.mean) ** 2

@@ -84,24 +84,24 @@ class CalibrationCurve(Knots):
 
     def odds(self, factor: float) -> CalibrationCurve:
         """The same curve with the odds of every observed share multiplied; certainty stays certain."""
-        shifted = tuple(factor * p / (factor * p + 1.0 - p) for p in self.observed)
-        return CalibrationCurve(self.stated, shifted)
+        shares = tuple(factor * p / (factor * p + 1.0 - p) for p in self.observed)
+        return CalibrationCurve(self.stated, shares)
 
     def combined(self, other: CalibrationCurve, choose: Callable[[float, float], float]) -> CalibrationCurve:
-        """The curve that takes of both what `choose` (`max` or `min`) does, at the knots of either."""
+        """The curve of `choose` (`max` or `min`) over both curves, at the knots of either."""
         knots = tuple(sorted({*self.stated, *other.stated}))
         return CalibrationCurve(knots, tuple(choose(self(x), other(x)) for x in knots))
 
 
 def measurement_class(own: int) -> int:
-    """Which class of `OWN_MEASUREMENT_BOUNDS` so many own measurements fall in."""
+    """The class of `OWN_MEASUREMENT_BOUNDS` for this number of own measurements."""
     return sum(own >= least for least in OWN_MEASUREMENT_BOUNDS) - 1
 
 
 def interval_class(own: int, each: int) -> int:
-    """Which class of `OWN_MEASUREMENT_BOUNDS` intervals are of: `own` measurements, `each` of every source.
+    """The class of `OWN_MEASUREMENT_BOUNDS` for intervals, after `own` measurements, `each` of every source.
 
-    The first fixes the level of all times, whichever source it is of: before it, they are far wider.
+    The first one, of whichever source, fixes the level of all times: before it, intervals are far wider.
     """
     return measurement_class(max(each, min(own, 1)))
 
@@ -110,10 +110,10 @@ _IDENTITY_CURVE = CalibrationCurve((0.0, 1.0), (0.0, 1.0))
 
 
 def measurements_per_source(own: int, candidates: Sequence[Candidate]) -> int:
-    """Measurements of each of the sources in a list: nine of one kernel tell less than nine of nine.
+    """Measurements per source of a list: nine of one kernel tell less than nine of nine.
 
-    Counted as one source's, a base that was decided vouches for rewrites that come later, and hardly any of
-    them is tried (`benchmarks/search/source_decisions.py`).
+    Were all sources counted as one, the measurements of a decided base would vouch for later rewrites, and hardly
+    any of these would be tried (`benchmarks/search/source_decisions.py`).
     """
     return own // max(1, CandidateList.of(candidates).sources)
 
@@ -159,7 +159,7 @@ class CalibrationGroup(
                 )
 
     def pessimistic(self) -> CalibrationGroup:
-        """For a group like none that was recorded: riskier, and less sure of any candidate."""
+        """The corrections for an unrecorded kind of group: riskier, and less sure of any candidate."""
         wider = tuple(tuple(_PESSIMISTIC_WIDTH * max(1.0, x) for x in row) for row in self.intervals)
         return CalibrationGroup(
             tuple(curve.odds(_PESSIMISTIC_ODDS) for curve in self.risk),
@@ -174,8 +174,8 @@ class CalibrationGroup(
             tuple(a.combined(b, max) for a, b in zip(self.risk, other.risk, strict=True)),
             tuple(a.combined(b, min) for a, b in zip(self.within, other.within, strict=True)),
             tuple(
-                tuple(map(max, mine, theirs))
-                for mine, theirs in zip(self.intervals, other.intervals, strict=True)
+                tuple(map(max, first, second))
+                for first, second in zip(self.intervals, other.intervals, strict=True)
             ),
             0,
         )
@@ -190,8 +190,8 @@ class SurrogateCalibration(Record):
     def group(self, name: str) -> CalibrationGroup:
         """The group's own corrections, else the pooled ones on the pessimistic side, else none.
 
-        A group that nothing was recorded of is never trusted more than one that was found wanting, and an
-        unknown device never more than a known one: its curves come from known ones under another name.
+        A group without records is never trusted more than the worst recorded one, and an unknown device never more
+        than a known one: its curves come from known devices under another name.
         """
         if name == UNKNOWN and {UNKNOWN, INFORMED} <= self.groups.keys():
             return self.groups[UNKNOWN].worst(self.groups[INFORMED])
@@ -208,14 +208,14 @@ class SurrogateCalibration(Record):
 
         Mean, sd and joint samples stay as they are: the plan follows from them.
         """
-        chosen = self.group(group)
+        corrections = self.group(group)
         each = measurements_per_source(own, forecasts.candidates)
         place = measurement_class(each)
         return replace(
             forecasts,
-            calibrate_risk=chosen.risk[place],
-            calibrate_within=chosen.within[place].array,
-            interval_factors=chosen.intervals[interval_class(own, each)],
+            calibrate_risk=corrections.risk[place],
+            calibrate_within=corrections.within[place].array,
+            interval_factors=corrections.intervals[interval_class(own, each)],
             group=group,
         )
 
@@ -242,11 +242,11 @@ def calibration_group(
     tuned: Kinship = "none",
     away: float | None = None,
 ) -> str:
-    """The group of a problem: an unknown device outweighs what its IR says, that the list's length, that what
-    was tuned before (`relatives.kinship`), and that how far the kernel lies from those learned from.
+    """The group of a problem, by the first that applies: an unknown device, no IR, a short list, problems tuned
+    before (`relatives.kinship`), the kernel's distance from the training corpus.
 
-    To a forecast that goes by the IR, a device with a datasheet is as unknown as one without, if nothing was
-    ever measured on its like.
+    To a forecast that reads the IR, a device with a datasheet is as unknown as one without, if nothing was ever
+    measured on its like.
     """
     if not is_known_device(device) or (informed and not is_measured_device(device)):
         return UNKNOWN
@@ -268,7 +268,7 @@ def shipped_calibration(surrogate: str) -> SurrogateCalibration:
 
 
 class _ShippedGroups(UserDict[str, CalibrationGroup]):
-    """Groups by name, read when they are asked for: to read all takes a third of a new process's first forecast."""
+    """Groups by name, parsed at their first use: all would take a third of a new process's first forecast."""
 
     def __getitem__(self, name: str) -> CalibrationGroup:
         if not isinstance(group := self.data[name], CalibrationGroup):
@@ -279,8 +279,8 @@ class _ShippedGroups(UserDict[str, CalibrationGroup]):
 @cache
 def _shipped_surrogates() -> Mapping[str, Any]:
     path = files("forecast_autotune") / "assets" / "calibration.json"
-    given: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["surrogates"]
-    return given
+    surrogates: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["surrogates"]
+    return surrogates
 
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
@@ -289,7 +289,7 @@ _RAISE_PRIOR_WEIGHT = 8.0
 _LOWER_PRIOR_WEIGHT = 40.0
 """The same against a lower risk: becoming surer takes more evidence than becoming less sure."""
 _MIN_SLOPE = 1e-3
-"""Least slope of a correction: it stays invertible, so what was shipped can be told from what was stated."""
+"""Least slope of a correction: it stays invertible, so that the shipped risk follows from the stated one."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class CorrectedRisk:
         return self.correction(self.shipped(stated))
 
     def invert(self, risk: float) -> float:
-        """The risk as shipped, of one that was corrected."""
+        """The shipped risk that is corrected to this one."""
         return float(np.interp(risk, self.correction.observed, self.correction.stated))
 
 
@@ -320,15 +320,15 @@ def fit_correction(verdicts: Sequence[RiskVerdict]) -> CalibrationCurve | None:
     knots = np.array(KNOTS)
     x = np.array([v.shipped for v in verdicts])
     share = np.array([v.share for v in verdicts])
-    # By share of the risk, not of 1: unseen, a verdict says nothing.
+    # The expectation is scaled by the measured share: a verdict on no candidate says nothing.
     off = np.array([float(v.beaten) for v in verdicts]) - share * x
     right = np.clip(np.searchsorted(knots, x, side="right"), 1, len(knots) - 1)
     part = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
-    surplus, seen = np.zeros(len(knots)), np.zeros(len(knots))
+    surplus, counts = np.zeros(len(knots)), np.zeros(len(knots))
     for place, weight in ((right - 1, 1.0 - part), (right, part)):
         np.add.at(surplus, place, weight * off)
-        np.add.at(seen, place, weight * share)
+        np.add.at(counts, place, weight * share)
     worth = np.where(surplus > 0.0, _RAISE_PRIOR_WEIGHT, _LOWER_PRIOR_WEIGHT)
-    values = np.clip(knots + surplus / (worth + seen), 0.0, 1.0)
-    kept = (1.0 - _MIN_SLOPE) * np.maximum.accumulate(values) + _MIN_SLOPE * knots
-    return CalibrationCurve(KNOTS, tuple(float(p) for p in kept))
+    values = np.clip(knots + surplus / (worth + counts), 0.0, 1.0)
+    curve = (1.0 - _MIN_SLOPE) * np.maximum.accumulate(values) + _MIN_SLOPE * knots
+    return CalibrationCurve(KNOTS, tuple(float(p) for p in curve))

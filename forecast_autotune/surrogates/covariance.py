@@ -1,9 +1,9 @@
-"""How the surprises of two candidates go together: the covariance of the Gaussian process.
+"""The covariance of the Gaussian process: how the residuals of two candidates go together.
 
-log2(time) = formula + intercept + slope terms + smooth residual. The residual's covariance has three
-sources: the configs' coordinates (`SmoothCovariance`), and, where a forest was fitted to other kernels, how often
-two candidates end in the same leaf of a tree (`forest_proximity`): candidates that surprise alike on many
-kernels share leaves, whatever their meta-parameters are called.
+log2(time) = formula + intercept + slope terms + smooth residual. The residual's covariance has two
+sources: the configs' coordinates (`SmoothCovariance`), and, where a forest was fitted to other kernels, the share of
+trees in which two candidates have the same leaf (`forest_proximity`): candidates with like residuals on many kernels
+share leaves, whatever their meta-parameters are called.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ class Hyperparameters:
 
     intercept: float = 2.0
     slope: float = 0.35
-    """Variance of the slope of the formula's total."""
+    """Standard deviation of the slope of the formula's total."""
     part_slopes: tuple[float, ...] = (0.12, 0.12, 0.12, 0.12, 0.12, 0.12, 0.12)
-    """Variance of the slope of each of its parts, in the order of `features.cost.PARTS`."""
+    """Standard deviation of the slope of each of its parts, in the order of `features.cost.PARTS`."""
     additive: float = 0.35
     joint: float = 0.35
     rough: float = 0.1
-    """Variance that no neighbour can tell about a config, though the same config at another shape can."""
+    """Residual that a config shares with itself at other shapes, but with no neighbour."""
     warp_trend: float = 0.0
-    """Variance of what a doubling of warps does to one kernel where nothing else differs, beyond its formula."""
+    """Effect of a doubling of warps on one kernel, beyond its formula."""
     forest: float = 0.0
-    """Variance that candidates in the same leaves share; 0 without a forest."""
+    """Residual that candidates in the same leaves share; 0 without a forest."""
     noise: float = 0.02
     additive_scale: float = 1.5
     joint_scale: float = 2.0
     warp_scale: float = 1.0
-    """Doublings of warps that are as far as one of a tile side."""
+    """Doublings of warps as far apart as one doubling of a tile side."""
     stage_scale: float = 1.0
-    """Stage units of `ConfigEncoder` that are as far as one doubling of a tile side."""
+    """Stage units of `ConfigEncoder` as far apart as one doubling of a tile side."""
     uninformed: float = 1.8
     """Factor on the residual when there is no TTIR."""
     unknown_device: float = 1.3
     relative: float = 0.95
     """Correlation of residuals between two problems of one kernel at distance zero."""
     reach: float = 8.0
-    """Distance (mean doublings of sizes) at which that correlation has fallen by 1/e."""
+    """Distance (mean doublings of sizes) at which `relative` has fallen to 1/e."""
     knee: float = 1.5
     """Slowdowns beyond 2^knee are compressed: how slow a slow config is must not bend the fast end."""
     beyond: float = 0.25
-    """Factor on what lies beyond `knee`."""
+    """Factor on the part of a slowdown beyond `knee`."""
 
     def length_scales(self, encoder: ConfigEncoder) -> Array:
         """Divisors of the encoder's coordinates, [width]."""
@@ -110,7 +110,7 @@ class CovarianceInputs:
 
     @classmethod
     def concatenate(cls, parts: Sequence[CovarianceInputs]) -> CovarianceInputs:
-        """One after the other."""
+        """The inputs of all parts, one after the other."""
         names = ("points", "slopes", "leaves", "warp_doublings")
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
@@ -179,11 +179,11 @@ class Posterior:
     explained: Array
     """Root of the covariance that the measurements explain, [m, n]."""
     own: Array
-    """Variance of each candidate that tells nothing about others, [n]."""
+    """Variance of each candidate that is independent of all others, [n]."""
     floor: float
     """Level of `Hyperparameters.compress`."""
     is_anchored: bool
-    """Whether a measurement of this problem tells the level. Else it is unknown, but the same for all candidates."""
+    """Whether a measurement of this problem fixes the level. Else it is unknown, but the same for all candidates."""
 
     def forecasts(
         self,
@@ -200,12 +200,12 @@ class Posterior:
         sd = np.sqrt(np.maximum(variance, 1e-8))
 
         def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
-            some, explained = self.inputs[rows], self.explained[:, rows]
+            some, root = self.inputs[rows], self.explained[:, rows]
             block = self.covariance(some, some, self.scale) + h.intercept**2 - common**2
-            block -= explained.T @ explained
+            block -= root.T @ root
             block[np.diag_indices_from(block)] += self.own[rows] + 1e-8
-            drawn = self.mean[rows] + noise(block, count, generator)
-            return h.expand(drawn, floor) + common * generator.standard_normal((count, 1))
+            draws = self.mean[rows] + noise(block, count, generator)
+            return h.expand(draws, floor) + common * generator.standard_normal((count, 1))
 
         spread = np.hypot(h.spread(self.mean, sd, floor), common)
         lower = h.expand(self.mean - 2 * sd, floor) - 2 * common
@@ -213,7 +213,7 @@ class Posterior:
 
 
 def unshared_leaves(n: int, trees: int) -> Leaves:
-    """Leaves that nothing shares, for candidates of which a forest can say nothing."""
+    """Leaves that no two candidates share, for candidates that no forest can read."""
     return np.broadcast_to(-1 - np.arange(n, dtype=np.int32)[:, None], (n, trees))
 
 
@@ -232,15 +232,15 @@ class SmoothCovariance:
     joint: float
     """Weight of a squared-exponential kernel in all coordinates together."""
     rough: float
-    """Weight of what only equal points share."""
+    """Weight of a kernel that is 1 for equal points, and 0 for all others."""
     additive_scale: float
     joint_scale: float
 
     def __call__(self, a: Array, b: Array) -> Array:
         """Covariance [len(a), len(b)] of the points a [n, d] and b [m, d].
 
-        Candidates lie on a grid: half of the coordinates at a time take few distinct values, so each
-        half is evaluated on those, and the halves are joined: sums add, exponentials multiply.
+        Candidates lie on a grid: half of the coordinates at a time take few distinct values. Each half is
+        evaluated on these, then the halves are joined: sums add, exponentials multiply.
         """
         width = a.shape[1]
         blocks = [slice(0, width // 2), slice(width // 2, width)]
@@ -275,7 +275,7 @@ class SmoothCovariance:
 
 
 def _distinct_points(points: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """First row of each distinct point, and which of them each row is; all rows where that is not clear."""
+    """First row of each distinct point, and the point's number per row; every row where sums collide."""
     # One number per row sorts much faster than rows do. Square roots of primes have no common measure.
     weights = np.sqrt(np.array([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0])[np.arange(points.shape[1]) % 8])
     _, first, codes = np.unique(points @ weights, return_index=True, return_inverse=True)

@@ -1,9 +1,9 @@
-"""The surrogate that ships: asks for each problem the one that can make the most of what is known.
+"""The shipped surrogate: for each problem, the best of the others for the data at hand.
 
 Where the same sizes were measured densely on other devices, those tables outdo any formula (`pooled`); at
 other sizes on the same device the formula carries over better than a table does, so the learned surrogate
 answers, unless there is no IR for it to read. No recorded problem has both IR and dense tables from other
-devices, so whether the formula would add anything to them is not known, and they stand alone.
+devices, so it is unknown whether the formula would improve on the tables, which stand alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DefaultSurrogate:
 
     def __init__(self, single: Surrogate | None = None, pooled: PooledSurrogate | None = None) -> None:
         """`single` answers what `pooled` does not; by default the learned one, or the bare formula."""
-        self._given = single
+        self._single = single
         self.pooled = pooled or PooledSurrogate()
         first = single or (LearnedSurrogate if has_shipped_model() else AnalyticSurrogate)
         self.version = "+".join(f"{s.name}-{s.version}" for s in (first, self.pooled))
@@ -42,11 +42,11 @@ class DefaultSurrogate:
     @cached_property
     def single(self) -> Surrogate:
         """The surrogate that answers where no tables can be pooled; the shipped model is read when first asked for."""
-        model = shipped_model() if self._given is None else None
-        return self._given or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
+        model = shipped_model() if self._single is None else None
+        return self._single or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
 
     def load(self) -> None:
-        """Read what a first forecast reads (10 ms): for a moment in which something else is waited for."""
+        """Read the files of a first forecast (10 ms) ahead, while the caller waits for something else."""
         shipped_calibration(f"{self.single.name}/{self.single.version}")
 
     def forecast(self, query: Query) -> Forecasts:
@@ -93,5 +93,5 @@ def _is_poolable(query: Query, relative: Relative) -> bool:
 
 def same_sizes(a: Problem, b: Problem) -> bool:
     """Whether two problems have the same key and arguments: names, kinds, dtypes, shapes and values."""
-    shown = [[(x.name, x.kind, x.dtype, x.shape, repr(x.value)) for x in p.arguments] for p in (a, b)]
-    return a.key == b.key and shown[0] == shown[1]
+    keys = [[(x.name, x.kind, x.dtype, x.shape, repr(x.value)) for x in p.arguments] for p in (a, b)]
+    return a.key == b.key and keys[0] == keys[1]

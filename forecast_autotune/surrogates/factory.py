@@ -1,4 +1,4 @@
-"""The surrogate that settings ask for: what ships, or the user's model, with a language model beside it."""
+"""The surrogate of the settings: the shipped one or the user's model, with or without a language model beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def surrogate_for(settings: Settings) -> Surrogate:
     """The surrogate of a decision under these settings; the same object for the same settings.
 
-    A language model that is named wrongly, or is not there, costs a warning and not the decision; every decision
-    says why it was not asked.
+    A language model with a wrong name, or out of reach, costs a warning and not the decision; every decision says why
+    the model was not asked.
     """
     plain = default_surrogate(settings.model)
     if not settings.llm:
@@ -55,14 +55,14 @@ def _cached_ensemble(
     try:
         provider().check(spec)
     except ForecastAutotuneError as error:
-        # It may come up later, so it is asked all the same.
+        # The server may come up later: every decision asks it all the same.
         warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it until it answers", stacklevel=3)
     return result
 
 
 @lru_cache(maxsize=4)
 def unasked_model(plain: DefaultSurrogate, spec: str, why: str) -> Surrogate:
-    """`plain`, and in all its forecasts why the language model of a specification was not asked."""
+    """`plain`, with the reason in all its forecasts why the language model of a specification was not asked."""
     from forecast_autotune.llm.spec import shown_model
     from forecast_autotune.surrogates.language_model.ensemble import UnaskedModelSurrogate
 
@@ -83,9 +83,9 @@ def with_language_model(
 ) -> EnsembleSurrogate:
     """`plain` with a language model beside it; nothing is loaded before its use.
 
-    With `trust` "always", or a weight in `spec`, it is asked and heard whatever the gate or its calibration says.
+    With `trust` "always", or a weight in `spec`, the model is asked and heard whatever its gate or calibration says.
 
-    Its calibration is looked for beside the adapter, then beside the model, then below the cache directory.
+    Its calibration is read from beside the adapter, else beside the model, else below the cache directory.
     `backend` answers in place of the one that `spec` names, under its name.
     Raises `SettingsError` for a bad specification and `RecordError` for a bad calibration.
     """
@@ -100,9 +100,9 @@ def with_language_model(
     calibration = find_calibration(
         backend.name, FORECAST_VERSION, calibration_paths(spec, backend.name, cache)
     )
-    stated = parsed(spec).options.get("weight") if spec else None
-    if trust == "always" or stated is not None:
-        calibration, gate = forced_trust(calibration, stated)
+    weight = parsed(spec).options.get("weight") if spec else None
+    if trust == "always" or weight is not None:
+        calibration, gate = forced_trust(calibration, weight)
     model = LLMSurrogate(backend, calibration, timeout_s=timeout_s)
     return EnsembleSurrogate(plain, model, workers=workers, patient=patient, gate=gate or decide_asking)
 
@@ -117,13 +117,13 @@ def open_backend(spec: str, cache: Path | None = None) -> Backend:
 
 
 def calibration_paths(spec: str, name: str, cache: Path | None) -> list[Path]:
-    """Files in which a model's calibration may lie, in the order of their weight."""
+    """Possible files of a model's calibration, the first of which counts."""
     from forecast_autotune.llm.calibration import FILE, calibration_path
     from forecast_autotune.llm.probe import model_folder
     from forecast_autotune.llm.spec import parsed
 
-    known = parsed(spec)
-    folders = [model_folder(folder) for folder in (known.options.get("adapter"), known.location) if folder]
+    model = parsed(spec)
+    folders = [model_folder(folder) for folder in (model.options.get("adapter"), model.location) if folder]
     return [
         *(folder / FILE for folder in folders if folder.is_dir()),
         calibration_path(name, cache_directory(cache)),

@@ -16,7 +16,7 @@ from forecast_autotune.surrogates.protocol import Array
 _ROWS = 128
 """Rows at a time: their lookups stay in the cache."""
 _UNCHECKED_STEPS = 3
-"""Steps that all take before those that have arrived are told apart."""
+"""Steps of all walks before the first check which of them have reached a leaf."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Forest:
     def __post_init__(self) -> None:
         nodes = len(self.feature)
         same = all(len(a) == nodes for a in (self.threshold, self.left, self.right, self.value))
-        rooted = len(self.roots) and ((self.roots >= 0) & (self.roots < nodes)).all()
-        if not same or not rooted or not self._children_follow_parents():
+        has_roots = len(self.roots) and ((self.roots >= 0) & (self.roots < nodes)).all()
+        if not same or not has_roots or not self._children_follow_parents():
             raise RecordError(
                 f"a forest needs arrays of one length with children after their parents, got {nodes} nodes, "
                 f"{len(self.roots)} trees"
@@ -80,17 +80,17 @@ class Forest:
         for _ in range(_UNCHECKED_STEPS):
             above = flat.take(row + feature.take(at)) > threshold.take(at)
             at = onward.take(2 * at + above)
-        left = np.flatnonzero(self.feature.take(at) >= 0)
-        while len(left):  # only those still on their way
-            node = at.take(left)
-            above = flat.take(row.take(left) + feature.take(node)) > threshold.take(node)
+        active = np.flatnonzero(self.feature.take(at) >= 0)
+        while len(active):  # only those still on their way
+            node = at.take(active)
+            above = flat.take(row.take(active) + feature.take(node)) > threshold.take(node)
             node = onward.take(2 * node + above)
-            at[left] = node
-            left = left.compress(self.feature.take(node) >= 0)
+            at[active] = node
+            active = active.compress(self.feature.take(node) >= 0)
         return at.reshape(len(x), trees)
 
     def _pruned_for(self, x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Roots and children without the nodes that part none of these rows."""
+        """Roots and children without the nodes that send all of these rows to one side."""
         feature, threshold, onward = self._with_leaf_loops
         own = np.arange(len(feature), dtype=np.int32)
         least, most = x.min(axis=0).take(feature), x.max(axis=0).take(feature)
@@ -112,8 +112,8 @@ class Forest:
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """Its arrays by name, for `numpy.savez`.
 
-        Reading is much of what a new process waits for, and children are a third of a file, so what can be told is
-        left out: children of trees that are listed depth first, and all but one of equal values.
+        A new process waits for the reading, and children are a third of a file, so redundant arrays are left out:
+        the children of trees in depth-first order, and all but one of equal values.
         """
         results = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if np.array_equal(self.left, _implied_left_children(self.feature)):
@@ -127,30 +127,30 @@ class Forest:
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
         """The forest that `arrays` wrote. Raises `RecordError` for arrays that make no forest."""
-        implied = {"left": _implied_left_children, "right": _implied_right_children}
+        rules = {"left": _implied_left_children, "right": _implied_right_children}
         names = [
-            name for name in cls.__dataclass_fields__ if f"{prefix}_{name}" in arrays or name not in implied
+            name for name in cls.__dataclass_fields__ if f"{prefix}_{name}" in arrays or name not in rules
         ]
         try:
             results = {name: arrays[f"{prefix}_{name}"] for name in names}
         except KeyError as missing:
             raise RecordError(f"a forest needs the array {missing}") from missing
-        for name in implied.keys() - results.keys():
-            results[name] = implied[name](results["feature"])
+        for name in rules.keys() - results.keys():
+            results[name] = rules[name](results["feature"])
         if len(results["value"]) == 1:
             results["value"] = np.broadcast_to(results["value"], results["feature"].shape)
         return cls(**results)
 
 
 def _implied_left_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
-    """Left children where trees are listed depth first: the next node, 0 for leaves."""
+    """Left children of trees in depth-first order: the next node, 0 for leaves."""
     result = np.arange(1, len(feature) + 1, dtype=np.int32)
     result *= feature >= 0
     return result
 
 
 def _implied_right_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
-    """Right children where trees are listed depth first, 0 for leaves.
+    """Right children of trees in depth-first order, 0 for leaves.
 
     Between a node and its right child lies its left subtree. On its way through the list a walk owes one subtree more
     after each inner node and one fewer after each leaf; the right child is the next node at which it owes as many.

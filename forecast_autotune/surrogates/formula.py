@@ -52,10 +52,10 @@ _WARP_REACH = 2.0
 
 @dataclass(frozen=True)
 class _RelativeObservations:
-    """The observations of relatives. Nothing of it changes while one problem is tuned."""
+    """The observations of relatives, which do not change while one problem is tuned."""
 
-    about: tuple[object, ...]
-    """Its sources; strong references, so that no other object can take their identity."""
+    key: tuple[object, ...]
+    """Objects that they follow from; strong references, so that no other object can take their identity."""
     inputs: list[CovarianceInputs]
     residual: list[Array]
     correlation: list[float]
@@ -65,14 +65,14 @@ class _RelativeObservations:
 
 @dataclass
 class _Observations:
-    """Observed residuals, own rows first, then the relatives'; and the process that explains them best."""
+    """Observed residuals, this problem's first, then the relatives'; and the process that explains them best."""
 
     candidates: CandidateList
-    mine: Sequence[Measurement]
-    others: _RelativeObservations
-    asked: CovarianceInputs
-    believed: Array
-    """Compressed log2 times of the candidates that `asked` is of, [n]."""
+    own: Sequence[Measurement]
+    relatives: _RelativeObservations
+    candidate_inputs: CovarianceInputs
+    prior_mean: Array
+    """Compressed log2 times of the candidates before any measurement, [n]."""
     inputs: CovarianceInputs
     residual: Array
     group: npt.NDArray[np.intp]
@@ -100,7 +100,7 @@ class AnalyticSurrogate:
     name = "analytic"
     version = f"{VERSION}-gp-3"
     trees = 0
-    """Trees whose leaves `before` gives."""
+    """Number of trees in `Prior.leaves`."""
 
     def __init__(self, hyper: Hyperparameters | None = None, *, relatives: int = 4, rows: int = 64) -> None:
         self.hyper = hyper or Hyperparameters()
@@ -108,13 +108,13 @@ class AnalyticSurrogate:
         self.relatives = relatives
         self.rows = rows
         self._cached_relatives: _RelativeObservations | None = None
-        """Observations for the latest question: a decision asks many, and would read its relatives anew each time."""
-        self._explained: dict[bool, _Observations] = {}
+        """Relatives' observations for the latest query: a decision has many queries about the same relatives."""
+        self._cache: dict[bool, _Observations] = {}
         self._relative_priors: dict[tuple[Any, ...], Prior] = {}
         """Priors of relatives that have facts of their own: the next decision about the kernel needs most of them."""
 
     def forecast(self, query: Query) -> Forecasts:
-        """Forecast all candidates; never raises for odd problems, it widens instead."""
+        """Forecast all candidates; never raises for odd problems, but widens their distributions."""
         query = replace(query, candidates=CandidateList.of(query.candidates))
         return self.answer(query, self.prior(query))
 
@@ -129,33 +129,33 @@ class AnalyticSurrogate:
         return AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
-        """The forecast that follows from what is believed before anything was measured."""
-        known = self._observations(query, before)
-        candidates, inputs, scale = known.candidates, known.asked, known.scale
+        """The forecast that follows from the query's measurements and the prior `before` them."""
+        data = self._observations(query, before)
+        candidates, inputs, scale = data.candidates, data.candidate_inputs, data.scale
         p_fail = _failures(before, candidates.row_of, inputs.points, query.measured)
-        kernel = self.covariance(inputs, known.inputs, scale)
-        cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
+        kernel = self.covariance(inputs, data.inputs, scale)
+        cross = kernel * data.correlation[data.group] + self.hyper.intercept**2 * (data.group == 0)
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
-        inverse = np.linalg.inv(known.root) if len(known.root) else known.root
-        half, white = inverse @ cross.T, inverse @ known.residual
+        inverse = np.linalg.inv(data.root) if len(data.root) else data.root
+        half, white = inverse @ cross.T, inverse @ data.residual
         # Facts that were interpolated from neighbours are worth less.
         loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
-        anchored, mean = math.isfinite(known.best), known.believed + half.T @ white
-        floor = known.best if anchored else float(before.mean.min())
-        posterior = Posterior(self.covariance, inputs, scale, mean, half, loose, floor, anchored)
-        forecasts = posterior.forecasts(candidates, p_fail, self._reason(before, known))
-        count, kinship_to = int((known.group == 0).sum()), known.others.kinship
+        is_anchored, mean = math.isfinite(data.best), data.prior_mean + half.T @ white
+        floor = data.best if is_anchored else float(before.mean.min())
+        posterior = Posterior(self.covariance, inputs, scale, mean, half, loose, floor, is_anchored)
+        forecasts = posterior.forecasts(candidates, p_fail, self._reason(before, data))
+        count, kinship_to = int((data.group == 0).sum()), data.relatives.kinship
         honest = shipped_calibration(f"{self.name}/{self.version}")
         informed, away = before.informed, before.training_distance
         group = calibration_group(query.problem.device, informed, len(candidates), kinship_to, away)
         return honest.apply_to(forecasts, group, count)
 
     def log_likelihood(self, query: Query, before: Prior) -> float:
-        """Log likelihood of what was measured under this belief, of this problem and its relatives."""
+        """Log likelihood of the measurements of this problem and its relatives under the prior `before` them."""
         return self._observations(query, before).log_likelihood
 
     def prior(self, query: Query) -> Prior:
-        """The belief about the candidates before anything was measured."""
+        """The prior of the candidates, before any measurement."""
         return formula_prior(query.problem, query.candidates, query.grids, query.ttir)
 
     def inputs(
@@ -163,84 +163,84 @@ class AnalyticSurrogate:
     ) -> tuple[CovarianceInputs, Array]:
         """The covariance's inputs for the candidates, and their compressed forecast log2 times [n]."""
         encoder = encoder or ConfigEncoder.of(candidates)
-        believed = self.hyper.compress(before.mean, float(before.mean.min()))
+        prior_mean = self.hyper.compress(before.mean, float(before.mean.min()))
         places = encoder(candidates)
         if before.same_as is not None:
             places = places[before.same_as]
         points = places / self.hyper.length_scales(encoder)
         leaves = unshared_leaves(len(candidates), self.trees) if before.leaves is None else before.leaves
-        # The slope terms multiply centred columns: the formula's total, then its parts. What is doublings
-        # away from all others (a config that spills) is far off, not uncertain by as many doublings.
+        # The slope terms multiply centred columns: the formula's total, then its parts. A part that is doublings
+        # away from all others (of a config that spills) is far off, not uncertain by as many doublings.
         parts = _SLOPE_REACH * np.tanh((before.parts - before.parts.mean(axis=0)) / _SLOPE_REACH)
-        slopes = [(believed - believed.mean())[:, None], parts - parts.mean(axis=0)]
+        slopes = [(prior_mean - prior_mean.mean())[:, None], parts - parts.mean(axis=0)]
         return CovarianceInputs(
             points, np.concatenate(slopes, axis=1), leaves, _warp_doublings(places, encoder)
-        ), believed
+        ), prior_mean
 
-    def _reason(self, before: Prior, known: _Observations) -> str:
+    def _reason(self, before: Prior, data: _Observations) -> str:
         basis = (
             "cost formula on TTIR" if before.informed else "no TTIR, grid or sizes: config coordinates only"
         )
-        own = int((known.group == 0).sum())
-        others = len(known.group) - own
-        return f"{basis}; {own} own and {others} related measurements"
+        own = int((data.group == 0).sum())
+        related = len(data.group) - own
+        return f"{basis}; {own} own and {related} related measurements"
 
     def _residual_scale(self, problem: Problem, before: Prior) -> float:
         scale = 1.0 if before.informed else self.hyper.uninformed
-        # Without IR the formula says nothing, so that nothing hangs on whether the device was measured.
+        # Without IR the formula says nothing: then it does not matter whether the device was measured.
         sure = is_measured_device(problem.device) if before.informed else is_known_device(problem.device)
         return scale if sure else scale * self.hyper.unknown_device
 
     def _observations(self, query: Query, before: Prior) -> _Observations:
-        """What explains the measurements; remembered, with and without own ones, for the latest question."""
+        """The observations of a query, from the cache if it was the latest one with, or without, own measurements."""
         candidates = CandidateList.of(query.candidates)
         encoder, row = ConfigEncoder.of(candidates), candidates.row_of
-        mine = [m for m in latest_labels(query.measured).values() if m.ok and m.candidate in row]
-        others = self._relative_observations(query, encoder, before)
-        last = self._explained.get(bool(mine))
-        if last and last.candidates is candidates and last.others is others and last.mine == mine:
+        own = [m for m in latest_labels(query.measured).values() if m.ok and m.candidate in row]
+        relatives = self._relative_observations(query, encoder, before)
+        last = self._cache.get(bool(own))
+        if last and last.candidates is candidates and last.relatives is relatives and last.own == own:
             return last
-        inputs, believed = self.inputs(candidates, before, encoder)
-        index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
-        times = np.array([math.log2(m.ms) for m in mine])
-        best = float(times.min()) if mine else math.inf
-        sizes = [len(mine), *map(len, others.residual)]
-        seen = CovarianceInputs.concatenate([inputs[index], *others.inputs])
-        residual = np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual])
-        group, correlation = np.repeat(np.arange(len(sizes)), sizes), np.array([1.0, *others.correlation])
+        inputs, prior_mean = self.inputs(candidates, before, encoder)
+        index = np.array([row[m.candidate] for m in own], dtype=np.intp)
+        times = np.array([math.log2(m.ms) for m in own])
+        best = float(times.min()) if own else math.inf
+        sizes = [len(own), *map(len, relatives.residual)]
+        joint = CovarianceInputs.concatenate([inputs[index], *relatives.inputs])
+        residual = np.concatenate([self.hyper.compress(times, best) - prior_mean[index], *relatives.residual])
+        group, correlation = np.repeat(np.arange(len(sizes)), sizes), np.array([1.0, *relatives.correlation])
         scale = self._residual_scale(query.problem, before)
-        known = _Observations(
-            candidates, mine, others, inputs, believed, seen, residual, group, correlation, best, scale
+        data = _Observations(
+            candidates, own, relatives, inputs, prior_mean, joint, residual, group, correlation, best, scale
         )
-        if len(known.residual):
-            self._fit_scale(known)
-        self._explained[bool(mine)] = known
-        return known
+        if len(data.residual):
+            self._fit_scale(data)
+        self._cache[bool(own)] = data
+        return data
 
     def _relative_observations(
         self, query: Query, encoder: ConfigEncoder, before: Prior
     ) -> _RelativeObservations:
-        """Inputs and residuals of relatives that ran something, and how far theirs go with this problem's.
+        """Inputs and residuals of relatives with any times, and their correlations with this problem's.
 
-        Remembered for as long as the very same belief and relatives are asked about, if these cannot grow.
+        Cached for the same prior and relatives, if their measurements are tuples, which cannot grow.
         """
-        about, last = (query.problem, before, *query.relatives), self._cached_relatives
-        if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
+        key, last = (query.problem, before, *query.relatives), self._cached_relatives
+        if last is not None and len(last.key) == len(key) and all(map(operator.is_, last.key, key)):
             return last
-        used = list(query.relatives)[: self.relatives]
-        result = _RelativeObservations(about, [], [], [], kinship(query.problem, used))
-        for relative in used:
+        nearest = list(query.relatives)[: self.relatives]
+        result = _RelativeObservations(key, [], [], [], kinship(query.problem, nearest))
+        for relative in nearest:
             rows = sorted((m for m in relative.labels.values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
                 keep = self.rows // 2
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]
             if not rows:
                 continue
-            there = self._relative_prior(relative, rows, before, query.ttir)
-            seen = np.array([math.log2(m.ms) for m in rows])
-            given, expected = self.inputs([m.candidate for m in rows], there, encoder)
-            result.inputs.append(given)
-            result.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
+            prior = self._relative_prior(relative, rows, before, query.ttir)
+            log2_ms = np.array([math.log2(m.ms) for m in rows])
+            inputs, prior_mean = self.inputs([m.candidate for m in rows], prior, encoder)
+            result.inputs.append(inputs)
+            result.residual.append(self.hyper.compress(log2_ms, float(log2_ms.min())) - prior_mean)
             away = problem_distance(query.problem, relative.problem) / self.hyper.reach
             result.correlation.append(self.hyper.relative * math.exp(-away))
         self._cached_relatives = (
@@ -253,55 +253,55 @@ class AnalyticSurrogate:
     ) -> Prior:
         """Formula and parts at the relative's own problem, or flat where this problem's are not known.
 
-        A store keeps no IR, except of a harvest: the same assignments have the same here, to be read with
-        the relative's arguments and grids where its record has no facts.
+        A store keeps no IR, except of a harvest. Where a relative's record has no facts, this problem's IR of the same
+        assignments is read with the relative's arguments and grids.
         """
         names = [m.candidate for m in rows]
         grids = {m.candidate: m.grid for m in rows if m.grid is not None}
         problem = relative.problem
         key = (problem.id, fact_count(problem), len(problem.ttir), tuple(names), tuple(m.grid for m in rows))
-        there = self._relative_priors.get(key)
-        if there is None:
-            borrowed = _borrowed_texts(problem, names, grids, ttir)
-            there = self.prior(Query(problem, names, grids, ttir={**borrowed, **problem.ttir}))
-            if not borrowed:  # else it is of this question, too
+        prior = self._relative_priors.get(key)
+        if prior is None:
+            texts = _borrowed_texts(problem, names, grids, ttir)
+            prior = self.prior(Query(problem, names, grids, ttir={**texts, **problem.ttir}))
+            if not texts:  # else it depends on this query's IR, too
                 if len(self._relative_priors) >= _MOST_RELATIVE_PRIORS:
                     self._relative_priors.clear()
-                self._relative_priors[key] = there
-        if there.informed == before.informed:
-            return there
+                self._relative_priors[key] = prior
+        if prior.informed == before.informed:
+            return prior
         zero = np.zeros(len(rows))
-        return replace(there, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
+        return replace(prior, mean=zero, parts=np.zeros((len(rows), before.parts.shape[1])), leaves=None)
 
-    def _coupled_covariance(self, known: _Observations, base: Array) -> Array:
-        same = known.group[:, None] == known.group[None, :]
-        across = known.correlation[known.group]
+    def _coupled_covariance(self, data: _Observations, base: Array) -> Array:
+        same = data.group[:, None] == data.group[None, :]
+        across = data.correlation[data.group]
         # Two relatives are tied through this problem: their correlation is the product of both ties.
         tie = np.where(same, 1.0, across[:, None] * across[None, :])
         return np.asarray(base * tie + self.hyper.intercept**2 * same)
 
-    def _fit_scale(self, known: _Observations) -> None:
+    def _fit_scale(self, data: _Observations) -> None:
         """Find the residual's size that explains the measurements best, within a factor of four."""
-        smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
-        scales = [known.scale * factor for factor in _SCALE_FACTORS]
+        smooth = self.covariance.residual(data.inputs, data.inputs)
+        tilt = self.covariance.slope_terms(data.inputs, data.inputs)
+        scales = [data.scale * factor for factor in _SCALE_FACTORS]
         squares = np.array([scale**2 for scale in scales])[:, None, None]
-        matrices = self._coupled_covariance(known, squares * smooth + tilt)
+        matrices = self._coupled_covariance(data, squares * smooth + tilt)
         np.einsum("sii->si", matrices)[:] += self.hyper.noise**2
         roots, best = np.linalg.cholesky(matrices), -math.inf
-        whites = np.linalg.solve(roots, known.residual[:, None])[..., 0]
+        whites = np.linalg.solve(roots, data.residual[:, None])[..., 0]
         for factor, scale, root, white in zip(_SCALE_FACTORS, scales, roots, whites, strict=True):
             likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
             # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
             if (odds := likelihood - 0.5 * math.log2(factor) ** 2 / 0.5) > best:
-                best, known.scale, known.root, known.log_likelihood = odds, scale, root, likelihood
+                best, data.scale, data.root, data.log_likelihood = odds, scale, root, likelihood
 
 
 def _warp_doublings(places: Array, encoder: ConfigEncoder) -> Array:
-    """Doublings of warps beside the mean of the candidates, over the root of the number of coordinates, [n].
+    """Doublings of warps relative to the candidates' mean, over the root of the number of coordinates, [n].
 
-    Zeros where warps do not differ. The more else differs, the less hangs on them. `places` are the encoder's
-    coordinates [n, width].
+    Zeros where warps do not differ. The more other coordinates differ, the less warps matter. `places` are the
+    encoder's coordinates [n, width].
     """
     column = next((i for i, (name, _) in enumerate(encoder.numeric) if name == "num_warps"), None)
     if column is None:
@@ -316,28 +316,28 @@ def _borrowed_texts(
     grids: Mapping[Candidate, tuple[int, ...]],
     ttir: Mapping[str, str],
 ) -> Mapping[str, str]:
-    """Those of `ttir` that a relative has no facts of: to read one takes milliseconds."""
-    kept = facts_by_unit(problem)
-    needed = {
+    """The texts of `ttir` for candidates without facts in a relative's record: reading a text takes milliseconds."""
+    facts = facts_by_unit(problem)
+    names = {
         name
         for c in candidates
-        if ((name := assignment_of(c)), grids.get(c, problem.grid)) not in kept and name in ttir
+        if ((name := assignment_of(c)), grids.get(c, problem.grid)) not in facts and name in ttir
     }
-    return {name: ttir[name] for name in needed}
+    return {name: ttir[name] for name in names}
 
 
 def _failures(
     before: Prior, row: Mapping[Candidate, int], points: Array, measured: Sequence[Measurement]
 ) -> Array:
-    """P(failure) after what was seen: bytes that were taken correct those of the others, else neighbours fail alike."""
+    """P(failure) after measurements: known bytes correct the others' forecast; without any, neighbours fail alike."""
     labels = {row[m.candidate]: m for m in latest_labels(measured).values() if m.candidate in row}
-    taken = {i: m.shared_bytes for i, m in labels.items()}
-    p_fail = _corrected_failure(before, points, {i: float(size) for i, size in taken.items() if size})
+    sizes = {i: m.shared_bytes for i, m in labels.items()}
+    p_fail = _corrected_failure(before, points, {i: float(size) for i, size in sizes.items() if size})
     for i, m in labels.items():
         if m.ok:
             if before.informed:
                 p_fail[before.shared <= before.shared[i]] *= 0.5
-        elif taken[i] is None or before.doubt is None:
+        elif sizes[i] is None or before.doubt is None:
             near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
             p_fail = np.maximum(p_fail, 0.9 * near)
     for i, m in labels.items():
@@ -345,17 +345,17 @@ def _failures(
     return p_fail
 
 
-def _corrected_failure(before: Prior, points: Array, taken: Mapping[int, float]) -> Array:
-    """P(failure) once the bytes of shared memory that some rows take are known, `taken`.
+def _corrected_failure(before: Prior, points: Array, sizes: Mapping[int, float]) -> Array:
+    """P(failure) once the compiler has shown the `sizes`, in bytes of shared memory, of some rows.
 
     The forecasts' errors in log2 are a Gaussian process: most of an error is the kernel's, the rest its neighbours'.
-    What the rules were sure of, and was otherwise, makes all of them doubted.
+    An error where the rules were sure raises the doubt of all rows.
     """
-    if before.doubt is None or not taken:
+    if before.doubt is None or not sizes:
         return before.p_fail.copy()
-    rows = np.array(list(taken))
-    said = np.log2(np.maximum(before.shared, _LEAST_SHARED))
-    error = np.log2(np.maximum(list(taken.values()), _LEAST_SHARED)) - said[rows]
+    rows = np.array(list(sizes))
+    forecast = np.log2(np.maximum(before.shared, _LEAST_SHARED))
+    error = np.log2(np.maximum(list(sizes.values()), _LEAST_SHARED)) - forecast[rows]
     squares = (points**2).sum(axis=1)
     near = np.exp(2.0 * points @ points[rows].T - squares[:, None] - squares[rows])
     doubt = before.doubt
@@ -363,8 +363,8 @@ def _corrected_failure(before: Prior, points: Array, taken: Mapping[int, float])
     own = kernel[rows] + 1e-6 * np.eye(len(rows))
     scale = max(1.0, float(error @ np.linalg.solve(own, error)) / len(rows))
     gain = np.linalg.solve(own, kernel.T)
-    left = np.sqrt(scale * np.maximum(doubt**2 - (kernel.T * gain).sum(axis=0), 1e-6))
-    corrected = memory_failure(2.0 ** (said + error @ gain), left, before.limit)
-    # What speaks against a candidate besides its bytes stays.
+    sd = np.sqrt(scale * np.maximum(doubt**2 - (kernel.T * gain).sum(axis=0), 1e-6))
+    p_fail = memory_failure(2.0 ** (forecast + error @ gain), sd, before.limit)
+    # Other reasons against a candidate than its bytes still count.
     besides = before.p_fail - memory_failure(before.shared, doubt, before.limit)
-    return np.asarray(np.clip(corrected + np.maximum(besides, 0.0), 0.0, 0.99))
+    return np.asarray(np.clip(p_fail + np.maximum(besides, 0.0), 0.0, 0.99))

@@ -74,17 +74,17 @@ class LearnedModel:
     residual: Forest
     """log2 of true over formula time, relative to the problem's fast candidates: the mean of its trees."""
     kin: Forest
-    """Candidates that share its leaves are alike; its values say nothing."""
+    """Candidates that share its leaves are alike; its values are not used."""
     failure: Forest | None
     """Probability of failing; None where the corpus held too few failures."""
     hyper: Hyperparameters
     """Hyperparameters of the Gaussian process under which the corpus is likeliest."""
     weight: float = 1.0
-    """Share of the residual that is believed."""
+    """Factor on the residual."""
     about: Mapping[str, Any] | None = None
-    """Where it comes from: tables, kernels, rows, versions; shown by `doctor`."""
+    """The model's origin: tables, kernels, rows, versions; shown by `doctor`."""
     corpus: TrainingCorpus | None = None
-    """The problems that it was fitted to; None where nobody kept them."""
+    """The problems that it was fitted to; None where the file does not hold them."""
 
     def save(self, path: Path) -> None:
         """Write one npz file, atomically."""
@@ -113,9 +113,9 @@ class LearnedModel:
             if head["vector"] != VECTOR:
                 raise RecordError(f"it was fitted to features {head['vector']!r}, these are {VECTOR!r}")
             failure = Forest.of(arrays, "f") if "f_roots" in arrays else None
-            met = TrainingCorpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
-            given = dict(head["hyper"])
-            hyper = Hyperparameters(**{**given, "part_slopes": tuple(given["part_slopes"])})
+            corpus = TrainingCorpus(arrays["c_points"], arrays["c_kernels"]) if "c_points" in arrays else None
+            fields = dict(head["hyper"])
+            hyper = Hyperparameters(**{**fields, "part_slopes": tuple(fields["part_slopes"])})
             return cls(
                 tuple(head["names"]),
                 Forest.of(arrays, "r"),
@@ -124,7 +124,7 @@ class LearnedModel:
                 hyper,
                 float(head["weight"]),
                 head["about"],
-                met,
+                corpus,
             )
         except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise RecordError(
@@ -144,21 +144,21 @@ class LearnedSurrogate(AnalyticSurrogate):
         self.trees = len(model.kin.roots)
         self._formula_only = AnalyticSurrogate()
         self._last: tuple[Any, Any, Any, Any, int, Prior] | None = None
-        """The latest belief with what it follows from. A decision asks about one list many times, and with
-        thousands of candidates the forest would be most of its work."""
+        """The latest prior, after the objects that it follows from. A decision has many queries about one list, and
+        with thousands of candidates the forest would be most of its work."""
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
-        """Without IR there is nothing for the forest to read, and its hyperparameters mislead."""
+        """The answer of the formula where there is no IR: the forest could not read anything."""
         if not before.informed:
             return self._formula_only.answer(query, before)
         return super().answer(query, before)
 
     def prior(self, query: Query) -> Prior:
-        """The formula's belief, corrected where there is IR to read."""
+        """The formula's prior, corrected by the forests where there is IR to read."""
         if not isinstance(query.candidates, CandidateList):
             return self._corrected(query)
         last, question = self._last, (query.problem, query.candidates, query.grids, query.ttir)
-        # Traces only ever come in addition: as many texts in the same mapping are the same texts.
+        # Traces are only ever added: as many texts in the same mapping are the same texts.
         if last is not None and last[4] == len(query.ttir) and all(map(operator.is_, last[:4], question)):
             return last[5]
         result = self._corrected(query)
@@ -183,17 +183,16 @@ class LearnedSurrogate(AnalyticSurrogate):
         residual = self.model.residual(features).mean(axis=1)
         p_fail = formula.p_fail
         if self.model.failure is not None and is_measured_device(query.problem.device):
-            learned = _combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
-            p_fail = np.where(
-                p_fail > 0.5, p_fail, learned
-            )  # bytes that rules explain are no matter of experience
+            combination = _combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
+            # Where the rules forecast too many bytes, no experience with other kernels counts.
+            p_fail = np.where(p_fail > 0.5, p_fail, combination)
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
         return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, training_distance=away)
 
 
 def _distinct_rows(features: Array) -> tuple[Array, Rows]:
-    """The distinct rows, and which one each row is; of a short list all, since comparing takes longer."""
+    """The distinct rows, and the number of its own for each row; all rows of a short list, as comparing costs more."""
     if len(features) < _LONG:
         return features, np.arange(len(features))
     x = np.ascontiguousarray(features, dtype=np.float32)  # as the forests read them
@@ -207,7 +206,7 @@ def _distinct_rows(features: Array) -> tuple[Array, Rows]:
 
 
 def _combine_failure_odds(formula: Array, forest: Array) -> Array:
-    """P(failure) of both views: the mean of their log odds."""
+    """P(failure) at the mean of both log odds."""
     odds = sum(np.log(p) - np.log1p(-p) for p in (np.clip(x, 0.002, 0.995) for x in (formula, forest))) / 2
     return np.asarray(1.0 / (1.0 + np.exp(-odds)))
 
@@ -228,15 +227,15 @@ def _shipped_path() -> Path:
 
 
 _NEIGHBOURS = 3
-"""Kernels that a distance is the mean of."""
+"""Number of nearest kernels whose distances are averaged."""
 _MAX_FEATURE_DEVIATION = 6.0
-"""Standard deviations beyond which a feature is no further away: one alone must not decide."""
+"""Most standard deviations that one feature may add to a distance: it must not decide alone."""
 
 
 def _problem_centroid(names: Sequence[str], features: Array) -> Array:
-    """Where a problem lies: means [plain features] over its candidates' features [candidates, names].
+    """Means [plain features] over a problem's candidates' features [candidates, names].
 
-    Those relative to a problem's own candidates do not say what a kernel is.
+    Features relative to the problem's own candidates are left out: they do not describe the kernel.
     """
     columns = [i for i, name in enumerate(names) if not name.endswith("~")]
     return np.asarray(features[:, columns].mean(axis=0))
@@ -244,7 +243,7 @@ def _problem_centroid(names: Sequence[str], features: Array) -> Array:
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """Where the problems lie that a model was fitted to."""
+    """Positions, in feature space, of the problems that a model was fitted to."""
 
     points: npt.NDArray[np.float32]
     """Each problem's `_problem_centroid`, [problems, plain features]."""
@@ -268,8 +267,8 @@ class TrainingCorpus:
     def training_distance(self, at: Array) -> float:
         """Distance of a problem's `_problem_centroid` from the nearest kernels.
 
-        Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
-        problem counts, and the nearest three kernels.
+        Root mean square over features, in standard deviations of the corpus, to the nearest problem of each kernel;
+        the mean over the nearest `_NEIGHBOURS` kernels.
         """
         gaps = self._scaled_points - at / self._feature_scale
         np.clip(gaps, -_MAX_FEATURE_DEVIATION, _MAX_FEATURE_DEVIATION, out=gaps)

@@ -1,4 +1,4 @@
-"""The surrogate for a kernel that other devices know: what they measured, pooled into a mean function.
+"""The surrogate for a kernel with measurements on other devices, pooled into a mean function.
 
 log2(time) = level + weighted mean of the relatives' slowdowns + one slope per relative + a smooth
 residual over the configs' coordinates + an independent residual per config: a Gaussian process (Rasmussen
@@ -35,7 +35,7 @@ from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relat
 from forecast_autotune.surrogates.relatives import DENSE_SHARE, PooledRelatives, pool_relatives
 
 _POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
-"""`slope` is of each relative's own weight; `rough` of the independent residual."""
+"""`slope` is that of each relative's own weight, `rough` that of the independent residual."""
 _SHRINKAGE = 0.9
 """Share of the pooled mean that is believed."""
 _DISAGREEMENT_SHARE = 0.3
@@ -48,9 +48,9 @@ _FACTOR_PRIOR_VARIANCE = 0.5
 """Variance of the fitted factors' log2."""
 _SMOOTH_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 _ROUGH_FACTORS = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
-"""Factors on the two residuals that are weighed; dense flat spaces need the smallest."""
+"""Factors on the two residuals, of which a weighted mean is used; dense flat spaces need the smallest."""
 _MAX_FITTED_MEASUREMENTS = 96
-"""They are weighed on at most so many measurements, evenly spread over the order of measuring."""
+"""Most measurements that the factors are weighed on, evenly spread over the order of measuring."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PooledSurrogate:
         """Whether some relative of the query is dense enough to be pooled."""
         few = DENSE_SHARE * len(query.candidates)
         if all(len(r.measurements) < few for r in query.relatives):
-            return False  # true of most queries, and cheaper to see than what follows
+            return False  # the case of most queries, and cheaper than pooling
         return self._pooled_prior(query, CandidateList.of(query.candidates)).pool is not None
 
     def _pooled_prior(self, query: Query, candidates: CandidateList) -> _PooledPrior:
@@ -93,19 +93,19 @@ class PooledSurrogate:
         space = self._pooled_prior(query, candidates)
         row = candidates.row_of
         labels = {c: m for c, m in latest_labels(query.measured).items() if c in row}
-        ran = [m for m in labels.values() if m.ok]
-        times = np.array([math.log2(m.ms) for m in ran])
-        posterior = self._posterior(space, np.array([row[m.candidate] for m in ran], dtype=np.intp), times)
+        rows = [m for m in labels.values() if m.ok]
+        times = np.array([math.log2(m.ms) for m in rows])
+        posterior = self._posterior(space, np.array([row[m.candidate] for m in rows], dtype=np.intp), times)
         pool = space.pool
         count = 0 if pool is None else len(pool.weights)
         forecasts = posterior.forecasts(
             candidates,
             _failures(space, row, labels),
-            f"{count} relatives pooled; {len(ran)} own measurements",
+            f"{count} relatives pooled; {len(rows)} own measurements",
             float if pool is None else _AveragedRisk(pool.miss_probability(len(labels))),
         )
         return shipped_calibration(f"{self.name}/{self.version}").apply_to(
-            forecasts, pool_group(count), len(ran)
+            forecasts, pool_group(count), len(rows)
         )
 
     def _posterior(self, space: _PooledPrior, rows: Rows, times: Array) -> Posterior:
@@ -119,12 +119,12 @@ class PooledSurrogate:
             np.linspace(0, len(rows) - 1, min(_MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
         )
         smooth, factor = self._sizes(space, rows[thin], residual[thin])
-        seen, own = inputs[rows], space.own * factor**2
-        matrix = covariance(seen, seen, smooth) + h.intercept**2
+        own_inputs, own = inputs[rows], space.own * factor**2
+        matrix = covariance(own_inputs, own_inputs, smooth) + h.intercept**2
         matrix[np.diag_indices_from(matrix)] += own[rows] + h.noise**2
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
         inverse = np.linalg.inv(np.linalg.cholesky(matrix))
-        cross = covariance(inputs, seen, smooth) + h.intercept**2
+        cross = covariance(inputs, own_inputs, smooth) + h.intercept**2
         cross[rows, np.arange(len(rows))] += own[rows]
         half = inverse @ cross.T
         mean = space.mean + half.T @ (inverse @ residual)
@@ -136,9 +136,9 @@ class PooledSurrogate:
         The likeliest sizes alone would understate the doubt: a few measurements, all of configs that
         were forecast to be fast, are explained well by sizes that are far too small.
         """
-        h, seen = self.hyper, space.inputs[rows]
-        tilt = space.covariance.slope_terms(seen, seen) + h.intercept**2
-        unit = space.covariance.residual(seen, seen)
+        h, own_inputs = self.hyper, space.inputs[rows]
+        tilt = space.covariance.slope_terms(own_inputs, own_inputs) + h.intercept**2
+        unit = space.covariance.residual(own_inputs, own_inputs)
         stretch, factor = (x.ravel() for x in np.meshgrid(_SMOOTH_FACTORS, _ROUGH_FACTORS, indexing="ij"))
         matrix = tilt + (space.size * stretch[:, None, None]) ** 2 * unit
         place = np.arange(len(rows))
@@ -154,18 +154,18 @@ class PooledSurrogate:
 
 
 def pool_group(relatives: int) -> str:
-    """The calibration group: relatives that check each other, one that nothing checks, or none."""
+    """The calibration group by number: relatives that check each other, a single one, or none."""
     return (UNKNOWN, UNINFORMED, INFORMED)[min(relatives, 2)]
 
 
 @dataclass(frozen=True)
 class _AveragedRisk:
-    """Stated risk -> averaged, as log odds, with how the relatives fared after as many tries."""
+    """Stated risk -> averaged, as log odds, with the relatives' share of misses after as many tries."""
 
     elsewhere: float
 
-    def __call__(self, stated: float) -> float:
-        return _average_log_odds(stated, self.elsewhere)
+    def __call__(self, risk: float) -> float:
+        return _average_log_odds(risk, self.elsewhere)
 
 
 def _average_log_odds(first: float, second: float) -> float:
@@ -176,10 +176,10 @@ def _average_log_odds(first: float, second: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _PriorKey:
-    """The part of a query that a space depends on.
+    """The part of a query that its `_PooledPrior` depends on.
 
-    Two are equal only if they hold the very same records, and these cannot change: comparing ten
-    thousand measurements would cost more than pooling them again.
+    Two are equal only if they hold identical objects, which cannot change: comparing ten thousand measurements
+    would cost more than pooling them again.
     """
 
     problem: Problem
@@ -188,8 +188,8 @@ class _PriorKey:
     hyper: Hyperparameters
 
     def _identity(self) -> tuple[object, ...]:
-        given = [x for r in self.relatives for x in (id(r.problem), id(r.measurements))]
-        return id(self.problem), id(self.candidates), self.hyper, *given
+        ids = [x for r in self.relatives for x in (id(r.problem), id(r.measurements))]
+        return id(self.problem), id(self.candidates), self.hyper, *ids
 
     def __hash__(self) -> int:
         return hash(self._identity())
@@ -200,8 +200,8 @@ class _PriorKey:
 
 def _pooled_prior(key: _PriorKey) -> _PooledPrior:
     # A list of measurements may have grown since: only tuples are the same when they are identical.
-    fixed = all(isinstance(r.measurements, tuple) for r in key.relatives)
-    return _cached_prior(key) if fixed else _build_prior(key)
+    is_immutable = all(isinstance(r.measurements, tuple) for r in key.relatives)
+    return _cached_prior(key) if is_immutable else _build_prior(key)
 
 
 @lru_cache(maxsize=4)
@@ -231,7 +231,7 @@ def _build_prior(key: _PriorKey) -> _PooledPrior:
 def _failures(
     space: _PooledPrior, row: Mapping[Candidate, int], labels: Mapping[Candidate, Measurement]
 ) -> Array:
-    """P(failure): how often it failed on the relatives; failures here spread to near configs."""
+    """P(failure) by the share of failures on the relatives; failures here spread to near configs."""
     pool, points = space.pool, space.inputs.points
     p_fail = np.full(len(points), 0.03) if pool is None else 0.02 + 0.96 * pool.failed
     for candidate, m in labels.items():

@@ -1,4 +1,4 @@
-"""The belief about each candidate before anything was measured: the cost formula, or nothing."""
+"""The prior of each candidate, before any measurement: the cost formula, or nothing."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from forecast_autotune.features.cost import (
 )
 from forecast_autotune.features.devices import EARLIER_AMD, DeviceSpec, device_spec
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.traced_texts import facts_by_unit as kept
-from forecast_autotune.features.traced_texts import facts_of_text
+from forecast_autotune.features.traced_texts import facts_by_unit, facts_of_text
 from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
 _LEAST_FAILURE, _SURE_FAILURE = 0.01, 0.98
 _LOOP_DOUBT, _CHAIN_DOUBT, _COMPUTED_DOUBT, _OTHER_DOUBT = 0.0125, 0.05, 0.2, 0.5
-"""Standard deviation of log2(bytes taken / bytes forecast): of a loop whose dots read what it loads, of one whose
-dots read each other, of one with computed operands or scales, and of all else; checked on kernels that no rule was
-written for by `benchmarks/devices/compile_facts.py`."""
+"""Standard deviation of log2(true bytes / forecast bytes): of a loop whose dots read its loads, of one whose dots read
+each other, of one with computed operands or scales, and of all others; checked on kernels that no rule was written for
+by `benchmarks/devices/compile_facts.py`."""
 _INTERPOLATED_DOUBT = 0.5
-"""The same beside it, where a candidate's own TTIR was not read."""
+"""Standard deviation to add where a candidate's own TTIR was not read."""
 _KNOWN_COMPILERS = ("cuda", "hip")
 """Backends whose allocations of shared memory were compared with the forecast."""
 _MOST_OPAQUE_FAILURE = 0.8
@@ -57,7 +56,7 @@ class Prior:
     shared: Array
     """Estimated shared memory, bytes."""
     p_fail: Array
-    """Before anything was compiled."""
+    """P(failure) before any compilation."""
     informed: bool
     """False when no candidate had TTIR, a grid and loop bounds: the means say nothing."""
     exact: npt.NDArray[np.bool_]
@@ -72,7 +71,7 @@ class Prior:
     same_as: npt.NDArray[np.intp] | None = None
     """Row that stands for each candidate's binary, [n]; None where each may be one of its own."""
     doubt: Array | None = None
-    """Standard deviation of log2(`shared`), [n]; None where nothing is known of it."""
+    """Standard deviation of log2(`shared`), [n]; None where it is unknown."""
     limit: int = 0
     """Bytes of shared memory that a program may have."""
 
@@ -85,38 +84,38 @@ def formula_prior(
 ) -> Prior:
     """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated.
 
-    Where there is no TTIR, facts that the problem's record has kept (`features.traced_texts`) take its place.
+    Where there is no TTIR, facts in the problem's record (`features.traced_texts`) take its place.
     """
     n = len(candidates)
-    listed = CandidateList.of(candidates)
-    units = listed.units(grids, problem.grid)
-    given = units.grids
-    known = _read_facts(problem, listed, units, ttir)
-    mute: tuple[str, ...] = ()
-    if len(known) < len(units.first):
-        mute = find_inert(trace_parameters(listed), units.first[list(known)], list(known.values()))
-        if mute:
-            units, known = _merge_inert(listed, units, known, mute)
-    # One program's work, times how many programs? Without most grids, or the loops' bounds, the formula
-    # ranks by the size of the tile, which misleads more than saying nothing.
-    endless = not problem.arguments and any(read.unknown_trips for read in known.values())
-    if not known or 2 * sum(map(bool, given)) < n or endless:
+    candidates = CandidateList.of(candidates)
+    units = candidates.units(grids, problem.grid)
+    launch_grids = units.grids
+    by_unit = _read_facts(problem, candidates, units, ttir)
+    inert: tuple[str, ...] = ()
+    if len(by_unit) < len(units.first):
+        inert = find_inert(trace_parameters(candidates), units.first[list(by_unit)], list(by_unit.values()))
+        if inert:
+            units, by_unit = _merge_inert(candidates, units, by_unit, inert)
+    # Without most grids, or the loops' bounds, the number of programs and their work are unknown: the formula
+    # would rank by the size of the tile, which misleads more than no forecast.
+    endless = not problem.arguments and any(facts.unknown_trips for facts in by_unit.values())
+    if not by_unit or 2 * sum(map(bool, launch_grids)) < n or endless:
         zero = np.zeros(n)
         return Prior(zero, np.zeros((n, len(PARTS))), zero, np.full(n, 0.03), False, np.zeros(n, dtype=bool))
     count = len(units.first)
-    if len(known) < count:
-        table = _interpolate_facts(listed, units, known, mute)
+    if len(by_unit) < count:
+        table = _interpolate_facts(candidates, units, by_unit, inert)
     else:
-        table = FactColumns.of([known[i] for i in range(count)])
+        table = FactColumns.of([by_unit[i] for i in range(count)])
     rows = np.array([*table.columns.values()])[:, units.of]
     table = FactColumns(dict(zip(table.columns, rows, strict=True)), table.dots[units.of])
     unique = sum(tensor_bytes(a) for a in problem.arguments)
     exact = np.zeros(count, dtype=bool)
-    exact[list(known)] = True
+    exact[list(by_unit)] = True
     configs = [c.config for c in candidates]
     release = dict(problem.toolchain).get("triton", "")
     spec, old = device_spec(problem.device, release), release.startswith(EARLIER_AMD)
-    return prior_from_facts(table, _grids(table, given), configs, spec, unique, exact[units.of], old)
+    return prior_from_facts(table, _grids(table, launch_grids), configs, spec, unique, exact[units.of], old)
 
 
 def prior_from_facts(
@@ -128,9 +127,9 @@ def prior_from_facts(
     exact: npt.NDArray[np.bool_],
     earlier: bool = False,
 ) -> Prior:
-    """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors.
+    """The formula on facts of n candidates; `unique` is the bytes of all tensors.
 
-    `earlier`: the compiler is one of `EARLIER_AMD`, by which tiles that atomics add pass in two halves.
+    `earlier`: the compiler is one of `EARLIER_AMD`, which passes tiles of atomic additions in two halves.
     """
     if earlier:
         table = FactColumns({**table.columns, "added_bytes": table["added_bytes"] / 2.0}, table.dots)
@@ -163,38 +162,38 @@ def prior_from_facts(
     )
 
 
-def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
-    """The launch grids; where some are missing, from the work of one program.
+def _grids(table: FactColumns, grids: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
+    """The launch grids; missing ones are estimated from the work of one program.
 
     All candidates do the same work together, so one that does half as much per program launches
     twice as many; the same count for all would make the smallest tiles look fastest by far.
     """
-    if all(given):
-        return given
-    # Bytes of one program that no other program touches too: of products what is stored, else all.
-    stored = table["store_bytes"] + 4.0 * table["atomic_elements"]
-    moved = np.maximum(1.0, table["load_bytes"] + table["store_bytes"])
-    work = np.where((table["dot_flops"] > 0) & (stored > 0), stored, moved)
-    total = statistics.median(math.prod(grid) * one for grid, one in zip(given, work, strict=True) if grid)
-    return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
+    if all(grids):
+        return grids
+    # Bytes that no other program touches: the stored ones of a product, else all.
+    store_bytes = table["store_bytes"] + 4.0 * table["atomic_elements"]
+    traffic = np.maximum(1.0, table["load_bytes"] + table["store_bytes"])
+    work = np.where((table["dot_flops"] > 0) & (store_bytes > 0), store_bytes, traffic)
+    total = statistics.median(math.prod(grid) * size for grid, size in zip(grids, work, strict=True) if grid)
+    return [grid or (max(1, round(total / size)),) for grid, size in zip(grids, work, strict=True)]
 
 
 def _doubt(facts: FactColumns) -> Array:
-    """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
+    """Standard deviation of log2(true bytes / forecast bytes), [n], by the kernel's kind of loop."""
     chain = (
         sum(facts[name] for name in ("chained_bytes", "resident_bytes", "computed_bytes", "flattened")) > 0
     )
     doubt = np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT)
-    computed = (facts["load_levels"] > 1) | (facts["indirect_bytes"] > 0) | (facts["scaled"] > 0.5)
-    doubt = np.where(computed, _COMPUTED_DOUBT, doubt)
-    explained = (facts["loop_dots"] > 0.5) & (facts["loop_dots"] < 2.5) & (facts["opaque"] < 0.5)
-    return np.asarray(np.where(explained, doubt, _OTHER_DOUBT))
+    is_computed = (facts["load_levels"] > 1) | (facts["indirect_bytes"] > 0) | (facts["scaled"] > 0.5)
+    doubt = np.where(is_computed, _COMPUTED_DOUBT, doubt)
+    is_explained = (facts["loop_dots"] > 0.5) & (facts["loop_dots"] < 2.5) & (facts["opaque"] < 0.5)
+    return np.asarray(np.where(is_explained, doubt, _OTHER_DOUBT))
 
 
 def memory_failure(shared: Array, doubt: Array, limit: int) -> Array:
     """P(failure) of candidates that take `shared` bytes, give or take `doubt`, where there are `limit`, [n] each.
 
-    Tiles are powers of two, as limits often are: what takes all there is fits, and is no even bet.
+    Tiles are powers of two, as limits often are: a candidate that takes exactly the limit fits, and is no even bet.
     """
     beyond = (np.log2(np.maximum(shared, 1.0)) - math.log2(max(limit, 1))) / doubt - 1.0
     return np.asarray(
@@ -204,67 +203,67 @@ def memory_failure(shared: Array, doubt: Array, limit: int) -> Array:
 
 
 def _read_facts(
-    problem: Problem, listed: CandidateList, units: TraceUnits, ttir: Mapping[str, str]
+    problem: Problem, candidates: CandidateList, units: TraceUnits, ttir: Mapping[str, str]
 ) -> dict[int, TtirFacts]:
-    """Facts by unit: of its TTIR where that is there and readable, else what its record has kept."""
-    names, keys = listed.assignments
-    stored = kept(problem)
-    known: dict[int, TtirFacts] = {}
+    """Facts by unit: from its TTIR where there is a readable one, else from the problem's record."""
+    names, keys = candidates.assignments
+    record = facts_by_unit(problem)
+    by_unit: dict[int, TtirFacts] = {}
     for unit, row in enumerate(units.first.tolist()):
         name, grid = names[keys[row]], units.grids[row]
-        read = (
-            facts_of_text(ttir, name, problem.arguments, grid) if name in ttir else stored.get((name, grid))
+        facts = (
+            facts_of_text(ttir, name, problem.arguments, grid) if name in ttir else record.get((name, grid))
         )
-        if read is not None:
-            known[unit] = read
-    return known
+        if facts is not None:
+            by_unit[unit] = facts
+    return by_unit
 
 
 def _merge_inert(
-    listed: CandidateList, units: TraceUnits, known: Mapping[int, TtirFacts], mute: Sequence[str]
+    candidates: CandidateList, units: TraceUnits, by_unit: Mapping[int, TtirFacts], inert: Sequence[str]
 ) -> tuple[TraceUnits, dict[int, TtirFacts]]:
-    """Units that differ in mute meta-parameters only, as one; their facts are the same.
+    """Join units that differ in inert meta-parameters only; their facts are the same.
 
-    Not where one assignment has several grids, which facts may follow.
+    Nothing is joined where one assignment has several grids, as facts may depend on the grid.
     """
-    columns = trace_parameters(listed)
+    columns = trace_parameters(candidates)
     if equivalence_classes(columns, units.first, ()).max() + 1 < len(units.first):
-        return units, dict(known)
-    alike = equivalence_classes(columns, units.first, mute)
+        return units, dict(by_unit)
+    alike = equivalence_classes(columns, units.first, inert)
     first = np.unique(alike, return_index=True)[1]
     sizes = np.bincount(alike, weights=units.sizes, minlength=len(first)).astype(float)
-    merged = TraceUnits(units.first[first], alike[units.of], sizes, units.grids)
-    return merged, {int(alike[unit]): facts for unit, facts in known.items()}
+    result = TraceUnits(units.first[first], alike[units.of], sizes, units.grids)
+    return result, {int(alike[unit]): facts for unit, facts in by_unit.items()}
 
 
 def _interpolate_facts(
-    listed: CandidateList, units: TraceUnits, known: Mapping[int, TtirFacts], mute: Sequence[str]
+    candidates: CandidateList, units: TraceUnits, by_unit: Mapping[int, TtirFacts], inert: Sequence[str]
 ) -> FactColumns:
     """Facts of every unit: the traced ones, and a log-linear fit in the meta-parameters.
 
     Each numeric fact is regressed (ridge, with squares; a unit weighs as much as it has candidates) on
     the log2 coordinates of the meta-parameters; a unit's dot shapes come from its nearest traced
-    neighbour. Closed forms are not reliable (many facts bend), so these rows only decide what is traced
-    next.
+    neighbour. Closed forms are not reliable (many facts bend), so these rows only decide which assignments are
+    traced next.
     """
-    points = ConfigEncoder.of(listed, meta_only=True).without(mute)(listed)[units.first]
-    rows = np.array(sorted(known))
+    points = ConfigEncoder.of(candidates, meta_only=True).without(inert)(candidates)[units.first]
+    rows = np.array(sorted(by_unit))
     weights = units.sizes[rows][:, None]
     centre = (weights * points[rows]).sum(axis=0) / weights.sum()
-    shifted = points - centre
-    design = np.concatenate([np.ones((len(points), 1)), shifted, shifted**2], axis=1)
-    seen = FactColumns.of([known[int(i)] for i in rows])
-    read = np.stack([seen[name] for name in NUMERIC_FACTS], axis=1)
-    logs = np.log2(1.0 + np.maximum(read, 0.0))
-    weighted = (weights * design[rows]).T
-    gram = weighted @ design[rows] + 1e-2 * np.eye(design.shape[1])
-    fitted = design @ np.linalg.solve(gram, weighted @ logs)
-    # A fit must not leave the range that was seen by more than a factor of four.
-    fitted = np.clip(fitted, logs.min(axis=0) - 2.0, logs.max(axis=0) + 2.0)
-    values = np.maximum(2.0**fitted - 1.0, 0.0)
-    values[rows] = read
+    offsets = points - centre
+    design = np.concatenate([np.ones((len(points), 1)), offsets, offsets**2], axis=1)
+    samples = FactColumns.of([by_unit[int(i)] for i in rows])
+    numbers = np.stack([samples[name] for name in NUMERIC_FACTS], axis=1)
+    logs = np.log2(1.0 + np.maximum(numbers, 0.0))
+    weighted_design = (weights * design[rows]).T
+    gram = weighted_design @ design[rows] + 1e-2 * np.eye(design.shape[1])
+    fit = design @ np.linalg.solve(gram, weighted_design @ logs)
+    # A fit must not leave the range of the traced facts by more than a factor of four.
+    fit = np.clip(fit, logs.min(axis=0) - 2.0, logs.max(axis=0) + 2.0)
+    values = np.maximum(2.0**fit - 1.0, 0.0)
+    values[rows] = numbers
     squares = (points**2).sum(axis=1)
     distance = squares[:, None] + squares[rows][None, :] - 2.0 * points @ points[rows].T
     nearest = np.argmin(distance, axis=1)
     nearest[rows] = np.arange(len(rows))
-    return FactColumns(dict(zip(NUMERIC_FACTS, values.T, strict=True)), seen.dots[nearest])
+    return FactColumns(dict(zip(NUMERIC_FACTS, values.T, strict=True)), samples.dots[nearest])

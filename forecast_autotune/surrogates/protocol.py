@@ -1,6 +1,6 @@
 """The question to a surrogate (`Query`) and its answer (`Forecasts`).
 
-A surrogate sees no store and no clock: the tuner hands it everything that is known. It must be a
+A surrogate sees no store and no clock: the query holds everything that the tuner knows. It must be a
 pure function of the query, so that ranks of a distributed job agree.
 """
 
@@ -63,9 +63,9 @@ class Query:
     advice: Advice | None = None
     """The advice of a language model on the kernel's source, if there is any."""
     provisional: bool = False
-    """A guess among a few candidates, to have something to do: the question itself follows at once."""
+    """Whether the forecasts only choose the first compilations: a query with IR follows at once."""
     once: bool = False
-    """Nothing will be measured, so there is no later question: a slow answer is worth waiting for."""
+    """Whether nothing will be measured, so that no later query follows: a slow answer is worth waiting for."""
 
 
 _CHOSEN_SLOPE, _CHOSEN_ODDS, _ODDS_PER_DOUBLING, _PROVEN_ODDS = 0.42, 0.4, 0.47, 1.2
@@ -121,12 +121,12 @@ class Forecasts:
     lower_bound: Array | None = None
     """Optimistic bound of log2(milliseconds), about two standard deviations down; None: `mean - 2 sd`."""
     weigh_risk: Callable[[float], float] = float
-    """Stated risk -> weighed with what else the surrogate knows of this problem. Comes before `calibrate`,
-    which is fitted to what it gives, and is no part of a calibration."""
+    """Stated risk -> weighed with other evidence of the surrogate on this problem. Comes before `calibrate_risk`,
+    which is fitted to its results, and is no part of a calibration."""
     calibrate_risk: Callable[[float], float] = float
     """Stated risk -> how often it came true on recorded problems; the identity by default."""
     calibrate_untimed: Callable[[float], float] = float
-    """The same for `untimed_risk`, by what a store has seen."""
+    """The same for `untimed_risk`, by the verdicts of a store."""
     proven: int | None = None
     """Row of the fastest at the nearest problem of this kernel that was tuned on the same device, if one was."""
     calibrate_within: Callable[[Array], Array] | None = None
@@ -134,7 +134,7 @@ class Forecasts:
     interval_factors: tuple[float, ...] = (1.0,) * len(INTERVAL_LEVELS)
     """Factors on the half-widths of a normal's central intervals, per level of `INTERVAL_LEVELS`."""
     consultation: LLMConsultation | None = None
-    """The part of the language model that is named, asked or not; None where none is."""
+    """The part of the language model in the settings, asked or not; None where they name none."""
     without_llm: Forecasts | None = None
     """The forecasts without the model's answer, where one was heard: planning with both shows its effect."""
     group: str = ""
@@ -188,9 +188,9 @@ class Forecasts:
         return np.asarray(self.mean[rows] + self.sd[rows] * noise)
 
     def sampled_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int = 0) -> Array:
-        """`samples` with infinity where a candidate fails, not to be written to.
+        """`samples` with infinity where a candidate fails; read-only.
 
-        The last ones are kept: a plan is made again and again while nothing new is known.
+        The latest result is cached: plans are made again and again on the same forecasts.
         """
         key = rows.tobytes(), count, seed
         result = self._last_outcomes.get(key)
@@ -202,9 +202,9 @@ class Forecasts:
         return result
 
     def _draw_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int) -> Array:
-        drawn = self.samples(rows, count, seed)
-        failed = np.random.default_rng(seed + 1).random(drawn.shape) < self.p_fail[rows]
-        return np.where(failed, np.inf, drawn)
+        draws = self.samples(rows, count, seed)
+        is_failure = np.random.default_rng(seed + 1).random(draws.shape) < self.p_fail[rows]
+        return np.where(is_failure, np.inf, draws)
 
     def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
         """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
@@ -213,10 +213,10 @@ class Forecasts:
         most promising are drawn, as the cost grows with the cube: the share of the others is 0.
         """
         rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:_MAX_JOINT_CANDIDATES])
-        drawn = self._draw_outcomes(rows, count, seed)
-        limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
+        draws = self._draw_outcomes(rows, count, seed)
+        limit = draws.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
         share = np.zeros(len(self))
-        share[rows] = ((drawn <= limit) & np.isfinite(drawn)).mean(axis=0)
+        share[rows] = ((draws <= limit) & np.isfinite(draws)).mean(axis=0)
         return share if self.calibrate_within is None else self.calibrate_within(share)
 
     def untimed_risk(self, row: int, tolerance: float, seed: int = 0) -> float:
@@ -255,5 +255,5 @@ class FileBackedSurrogate(Protocol):
     """A surrogate that reads files at its first forecast, and can do so earlier."""
 
     def load(self) -> None:
-        """Read them."""
+        """Read the files."""
         ...

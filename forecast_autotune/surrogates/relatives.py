@@ -2,8 +2,8 @@
 
 A relative that tried most of the candidates is worth more than correlated points: its slowdown of a
 config is a regressor for the slowdown of that config here. The weighted mean over relatives is a mean
-function with no model behind it; how far it was off where one relative is predicted from the rest says
-how far to trust it here.
+function with no model behind it; its error in predicting one relative from the rest says how far to trust
+it here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BACKEND_DISTANCE = 2.0
 _ARCH_DISTANCE = 0.7
 _MODEL_DISTANCE = 0.3
 _FAILED_QUANTILE = 0.9
-"""Where nobody ran a config, it is taken for as slow as this quantile of those that ran."""
+"""A config without a time on any relative is assumed to be as slow as this quantile of the others."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def pool_relatives(
     columns, failures, devices = [], [], []
     for relative in relatives:
         if len(relative.measurements) < DENSE_SHARE * len(candidates):
-            continue  # true of most, and cheaper to see than what follows
+            continue  # the case of most relatives, and cheaper than counting labels
         rows = relative.labels
         results = [rows.get(c) for c in candidates]
         times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in results])
@@ -97,49 +97,49 @@ def pool_relatives(
         devices.append(relative.problem.device)
     if not columns:
         return None
-    raw, lost = np.stack(columns, axis=1), np.stack(failures, axis=1)
+    raw, fails = np.stack(columns, axis=1), np.stack(failures, axis=1)
     away = [device_distance(problem.device, d) for d in devices]
     weights = _normalized(np.exp(-np.array(away)))
     mean, support = _weighted_mean(raw, weights)
-    ran = np.isfinite(raw)
-    gap = np.where(ran, raw - mean[:, None], 0.0)
-    held = np.maximum(support, 1e-12)
-    spread = np.sqrt((gap**2 * weights * ran).sum(axis=1) / held)
-    failed = (lost * weights).sum(axis=1) / np.maximum(((lost | ran) * weights).sum(axis=1), 1e-12)
+    has_time = np.isfinite(raw)
+    gap = np.where(has_time, raw - mean[:, None], 0.0)
+    weight = np.maximum(support, 1e-12)
+    spread = np.sqrt((gap**2 * weights * has_time).sum(axis=1) / weight)
+    failed = (fails * weights).sum(axis=1) / np.maximum(((fails | has_time) * weights).sum(axis=1), 1e-12)
     error, tries = _leave_one_out(raw, devices, tolerance)
-    filled = np.where(ran, raw, mean[:, None])
-    return PooledRelatives(filled, weights, mean, support, spread, failed, error, tries)
+    complete = np.where(has_time, raw, mean[:, None])
+    return PooledRelatives(complete, weights, mean, support, spread, failed, error, tries)
 
 
 def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
-    """Whether anything that has been tuned of the kernel on this very device is alike.
+    """Whether another problem of the kernel has been tuned on this device, and whether it is near.
 
     Decisions after a `near` one are surer; after `far` ones alone, forecasts are surer than they should be.
     """
-    tuned = [
+    distances = [
         problem_distance(problem, r.problem)
         for r in relatives
         if r.problem.device.slug == problem.device.slug and sum(m.ok for m in r.labels.values()) >= MIN_TUNED
     ]
-    if not tuned:
+    if not distances:
         return "none"
-    return "near" if min(tuned) < KIN_DISTANCE else "far"
+    return "near" if min(distances) < KIN_DISTANCE else "far"
 
 
 def problem_distance(a: Problem, b: Problem) -> float:
     """How far apart two problems of one kernel are: mean |log2 ratio| of their sizes, and their devices."""
     away = 0.0 if a.device.slug == b.device.slug else device_distance(a.device, b.device)
     sizes_a, sizes_b = _log2_sizes(a), _log2_sizes(b)
-    shared = sizes_a.keys() & sizes_b.keys()
-    if not shared:
+    names = sizes_a.keys() & sizes_b.keys()
+    if not names:
         return 2.0 + away
-    steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in shared), reverse=True)
+    steps = sorted((abs(math.log2(sizes_a[k] / sizes_b[k])) for k in names), reverse=True)
     # Strides and sizes repeat each other, so the few largest steps describe the change best.
     top = steps[: max(1, len(steps) // 3)]
-    other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
+    extra = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
     layouts = {x.name: x.layout for x in a.arguments} != {x.name: x.layout for x in b.arguments}
-    other += KIN_DISTANCE if _addresses(a) != _addresses(b) else 0.0
-    return sum(top) / len(top) + other + float(layouts) + away
+    extra += KIN_DISTANCE if _addresses(a) != _addresses(b) else 0.0
+    return sum(top) / len(top) + extra + float(layouts) + away
 
 
 def _addresses(problem: Problem) -> dict[str, object]:
@@ -172,9 +172,9 @@ def _normalized(weights: Array) -> Array:
 
 def _weighted_mean(raw: Array, weights: Array) -> tuple[Array, Array]:
     """Weighted mean over the columns that have a value, and their weight; gaps take a slow value."""
-    ran = np.isfinite(raw)
-    support = (ran * weights).sum(axis=1)
-    total = (np.where(ran, raw, 0.0) * weights).sum(axis=1)
+    has_time = np.isfinite(raw)
+    support = (has_time * weights).sum(axis=1)
+    total = (np.where(has_time, raw, 0.0) * weights).sum(axis=1)
     some = support > 0
     mean = np.divide(total, support, out=np.zeros(len(raw)), where=some)
     if not some.all():
@@ -188,14 +188,14 @@ def _leave_one_out(raw: Array, devices: Sequence[Device], tolerance: float) -> t
     if count < 2:
         return math.nan, np.zeros(0)
     errors, tries = [], []
-    for left in range(count):
-        rest = [i for i in range(count) if i != left]
-        away = np.array([device_distance(devices[left], devices[i]) for i in rest])
-        guess, _ = _weighted_mean(raw[:, rest], _normalized(np.exp(-away)))
-        ran = np.isfinite(raw[:, left])
-        near = ran & ((guess - guess.min() < _FAST_END_LOG2) | (raw[:, left] < _FAST_END_LOG2))
-        errors.append(guess[near] - guess[near].mean() - raw[near, left] + raw[near, left].mean())
-        tries.append(_tries_needed(guess, raw[:, left], tolerance))
+    for target in range(count):
+        sources = [i for i in range(count) if i != target]
+        away = np.array([device_distance(devices[target], devices[i]) for i in sources])
+        guess, _ = _weighted_mean(raw[:, sources], _normalized(np.exp(-away)))
+        has_time = np.isfinite(raw[:, target])
+        near = has_time & ((guess - guess.min() < _FAST_END_LOG2) | (raw[:, target] < _FAST_END_LOG2))
+        errors.append(guess[near] - guess[near].mean() - raw[near, target] + raw[near, target].mean())
+        tries.append(_tries_needed(guess, raw[:, target], tolerance))
     return float(np.sqrt(np.mean(np.concatenate(errors) ** 2))), np.array(tries, dtype=np.float64)
 
 

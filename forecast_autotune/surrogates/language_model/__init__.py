@@ -1,1 +1,1 @@
-"""A language model as a surrogate: what it is asked, what it answers, and how far it is followed."""
+"""A language model as a surrogate: its questions, its answers, and their weight."""

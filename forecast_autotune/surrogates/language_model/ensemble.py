@@ -49,13 +49,13 @@ Gate = Callable[[GateInputs], GateDecision]
 
 _TRUST_VARIABLE = "FORECAST_AUTOTUNE_LLM_TRUST"
 DEFAULT_WEIGHT = BlendWeight(0.5, 0.5)
-"""How far a model that must be heard is followed where no calibration says."""
+"""Weight of an uncalibrated model that the user wants heard."""
 _UNSEEN_COMPILE_S = 0.5
-"""Seconds to compile a candidate, where no measurement of the kernel says."""
+"""Seconds to compile a candidate of a kernel without measurements."""
 _MAX_QUESTIONS = 8
-"""Questions under way or answered that are remembered; a decision asks one."""
+"""Most questions in the queue, answered or not; a decision asks one."""
 _MIN_INCLUSION = 0.01
-"""A model's part that is less probable than this is left out."""
+"""Inclusion probability below which the model's part is left out."""
 _MAX_FAILURES = 2
 """Failures in a row after which a process asks no more."""
 
@@ -73,23 +73,23 @@ class _PendingQuestion:
     """Seconds that the decision has waited for it."""
     started: float = field(default_factory=time.perf_counter)
     abandoned: bool = False
-    """Nobody waits for it any more: it took too long."""
+    """Whether its answer has taken too long, so that nobody waits for it any more."""
 
     def same(self, about: tuple[object, ...]) -> bool:
-        """Whether it is the question of the same decision."""
+        """Whether this is the question of the same decision."""
         return all(a is b for a, b in zip(self.about, about, strict=True))
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was asked."""
+        """Seconds since the question was asked."""
         return time.perf_counter() - self.started
 
     def done(self, wait_s: float) -> bool:
-        """Whether it has been answered, or has failed, after waiting for at most so many seconds."""
+        """Whether there is an answer, or a failure, after waiting for at most `wait_s`."""
         begin = time.perf_counter()
-        done = bool(wait((self.answer,), timeout=max(0.0, wait_s)).done)
+        is_done = bool(wait((self.answer,), timeout=max(0.0, wait_s)).done)
         self.waited_s += time.perf_counter() - begin
-        return done
+        return is_done
 
 
 class EnsembleSurrogate:
@@ -106,8 +106,8 @@ class EnsembleSurrogate:
         patient: bool = False,
         gate: Gate = decide_asking,
     ) -> None:
-        """`patient`: take the model for loaded and wait for every answer, up to its limit: for replays and
-        evaluations, whose seconds are not real."""
+        """`patient`: wait for every answer up to its limit, as if the model were loaded: for replays and evaluations,
+        whose seconds are simulated."""
         self.plain, self.model, self.workers, self.patient, self.gate = plain, model, workers, patient, gate
         skilled = model.calibration.skilled
         self.version = f"{plain.version}+{model.version}" if skilled else plain.version
@@ -117,11 +117,11 @@ class EnsembleSurrogate:
         self._answers_s: deque[float] = deque(maxlen=_MAX_QUESTIONS)
         """Seconds of the answers of this process."""
         self._failures = 0
-        """In a row."""
-        self._warned: set[str] = set()
+        """Failures in a row."""
+        self._warnings: set[str] = set()
 
     def forecast(self, query: Query) -> Forecasts:
-        """Forecast all candidates of the query; never raises for what the model does."""
+        """Forecast all candidates of the query; never raises for a fault of the model."""
         query = replace(query, candidates=CandidateList.of(query.candidates))
         single = self.plain.single
         if query.provisional:
@@ -141,22 +141,22 @@ class EnsembleSurrogate:
     def _blend(
         self, query: Query, before: Prior, view: LLMForecasts, single: AnalyticSurrogate, why: str
     ) -> Forecasts:
-        model, learned = self.model, before.mean
+        model, prior_mean = self.model, before.mean
         alone = single.answer(query, before)
 
         def note(row: int) -> Mapping[str, object]:
-            stated = annotation_of(model, view, row)
-            return {**stated, "learned_log2_ms": round(float(learned[row]), 4)} if stated else stated
+            notes = annotation_of(model, view, row)
+            return {**notes, "learned_log2_ms": round(float(prior_mean[row]), 4)} if notes else notes
 
         def without(trouble: str) -> Forecasts:
             part = replace(consultation(model, view, 0.0), trouble=trouble, why=why)
-            # Noted all the same: a calibration that only saw where the model was right would flatter it.
+            # Noted all the same: a calibration must see the model's errors as well.
             return replace(with_consultation(alone, part), note=note)
 
         weight = model.calibration.weight
         if not view.usable:
             return without("; ".join(view.doubts))
-        gap = disagreement(learned, view.log2_ms, view.trust, single.hyper)
+        gap = disagreement(prior_mean, view.log2_ms, view.trust, single.hyper)
         names = CandidateList.of(query.candidates)
         by_name = {names[int(i)]: float(gap[i]) for i in np.flatnonzero(gap)}
         blend = BlendedSurrogate(single, before.informed, by_name, weight)
@@ -164,23 +164,23 @@ class EnsembleSurrogate:
         if share < _MIN_INCLUSION:
             return without("its forecasts were refuted by measurements")
         part = replace(consultation(model, view, share * weight.mean), why=why)
-        followed = blend.answer(query, blend.prior(query))
-        mixed = with_consultation(mix_forecasts(followed, alone, share), part)
-        # Drawn as the mixture is: else its luck would pass for the model's doing.
+        blend_forecasts = blend.answer(query, blend.prior(query))
+        mixture = with_consultation(mix_forecasts(blend_forecasts, alone, share), part)
+        # Drawn with the mixture's random numbers: else a lucky draw would pass for the model's effect.
         without_llm = replace(alone, sampler=mix_forecasts(alone, alone, share).sampler)
-        return replace(mixed, note=note, without_llm=without_llm)
+        return replace(mixture, note=note, without_llm=without_llm)
 
     def _unasked(self, why: str) -> LLMConsultation:
         return LLMConsultation(self.model.backend.name, FORECAST_VERSION, asked=False, why=why)
 
     def _llm_forecasts(self, query: Query, before: Prior) -> tuple[LLMForecasts, str] | LLMConsultation:
-        """The model's answer and why it was asked; or why there is none, or none yet."""
+        """The model's answer with the reason for asking; or the reason why there is none, or none yet."""
         about = (query.problem, query.candidates, query.relatives, query.ttir)
         with self._mutex:
             question = next((q for q in self._questions if q.same(about)), None)
             if question is None:
                 if not all(q.answer.done() for q in self._questions):
-                    # Questions of decisions that are over would pile up behind a model that loads, or hangs.
+                    # Questions of finished decisions would queue behind a model that loads, or hangs.
                     return self._unasked("it is still busy with an earlier question")
                 if self._failures >= _MAX_FAILURES:
                     return self._unasked(f"it failed {self._failures} times in a row")
@@ -197,11 +197,11 @@ class EnsembleSurrogate:
         self, question: _PendingQuestion, query: Query
     ) -> tuple[LLMForecasts, str] | LLMConsultation:
         worth, limit = question.worth, self.model.timeout_s
-        left = limit - question.age_s
+        rest_s = limit - question.age_s
         last = self.patient or query.once
         # Nobody waits before the first candidates are measured, and never longer than the answer is worth.
-        measured = len(query.measured) > question.known
-        patience = left if last else min(left, worth.worth_s - question.waited_s) if measured else 0.0
+        has_rows = len(query.measured) > question.known
+        patience = rest_s if last else min(rest_s, worth.worth_s - question.waited_s) if has_rows else 0.0
         if not question.abandoned and question.done(patience):
             if (error := question.answer.exception()) is None:
                 return question.answer.result(), worth.reason
@@ -222,8 +222,8 @@ class EnsembleSurrogate:
 
     def _failed(self, question: _PendingQuestion, trouble: str) -> LLMConsultation:
         name = self.model.backend.name
-        if trouble not in self._warned:
-            self._warned.add(trouble)
+        if trouble not in self._warnings:
+            self._warnings.add(trouble)
             warnings.warn(
                 f"language model {name}: {trouble}; decisions go on without it. Raise "
                 "FORECAST_AUTOTUNE_LLM_TIMEOUT where it is slow; FORECAST_AUTOTUNE_LLM= asks none",
@@ -262,12 +262,12 @@ class EnsembleSurrogate:
 
     def _situation(self, query: Query) -> GateInputs:
         calibration = self.model.calibration
-        known = len(latest_labels(query.measured))
-        seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
+        count = len(latest_labels(query.measured))
+        seconds = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
         return GateInputs(
-            candidates=max(0, len(query.candidates) - known),
+            candidates=max(0, len(query.candidates) - count),
             workers=self.workers,
-            compile_s=float(fast_median(np.array(seen), axis=0)) if seen else _UNSEEN_COMPILE_S,
+            compile_s=float(fast_median(np.array(seconds), axis=0)) if seconds else _UNSEEN_COMPILE_S,
             saved=calibration.saved,
             answer_s=self._answer_s(),
             once=query.once,
@@ -275,7 +275,7 @@ class EnsembleSurrogate:
         )
 
     def _answer_s(self) -> float:
-        """Median seconds of the answers of this process, else of those that were calibrated on."""
+        """Median seconds of the answers of this process, else of those of the calibration."""
         if self._answers_s and not self.patient:
             return float(fast_median(np.array(self._answers_s), axis=0))
         return self.model.calibration.pace.answer_s
@@ -285,8 +285,8 @@ class EnsembleSurrogate:
         if calibration.fitted:
             return "its calibration found no skill in it"
         text = "it is not calibrated: `forecast-autotune train calibrate-llm` says what it is worth"
-        if text not in self._warned:
-            self._warned.add(text)
+        if text not in self._warnings:
+            self._warnings.add(text)
             warnings.warn(
                 f"language model {name}: {text}; until then it is not asked "
                 "(FORECAST_AUTOTUNE_LLM_TRUST=always asks it)",
@@ -298,7 +298,7 @@ class EnsembleSurrogate:
 def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tuple[LLMCalibration, Gate]:
     """The calibration without any scope, and a gate that is always open: an answer is worth any second in the limit.
 
-    `stated` is a weight that the user gives; without it, `DEFAULT_WEIGHT` stands where none was found.
+    `stated` is the user's weight; without it, `DEFAULT_WEIGHT` stands where the calibration has none.
     """
     why = f"{_TRUST_VARIABLE}=always"
     if stated is not None:
@@ -307,8 +307,8 @@ def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tu
         weight = calibration.weight
     else:
         weight = DEFAULT_WEIGHT
-        missing = "its calibration found no skill in it" if calibration.fitted else "not calibrated"
-        why += f"; {missing}: default weight {weight.mean:g}"
+        state = "its calibration found no skill in it" if calibration.fitted else "not calibrated"
+        why += f"; {state}: default weight {weight.mean:g}"
 
     def ask(situation: GateInputs) -> GateDecision:
         return GateDecision(True, situation.timeout_s, why)
@@ -318,7 +318,7 @@ def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tu
 
 
 class UnaskedModelSurrogate:
-    """`plain`, and in all its forecasts why the language model that is named was not asked."""
+    """`plain`, with the reason in all its forecasts why the language model was not asked."""
 
     def __init__(self, plain: DefaultSurrogate, model: str, why: str) -> None:
         self.plain, self.name, self.version = plain, plain.name, plain.version
@@ -331,5 +331,5 @@ class UnaskedModelSurrogate:
 
 
 def with_consultation(forecasts: Forecasts, part: LLMConsultation) -> Forecasts:
-    """The forecasts with a model's part in them, which their reason tells, too."""
+    """The forecasts with a model's part, also in their reason."""
     return replace(forecasts, reason=f"{forecasts.reason}; {part}", consultation=part)

@@ -1,8 +1,8 @@
 """A query to a surrogate -> a question to a language model: which facts, which neighbours, which reference.
 
-A pure function of its arguments. The suffix of a candidate holds its config, what the cost formula reads
-off it and what another surrogate guesses, some 50 tokens; the prefix holds a reference to compare with and a
-handful of known results.
+A pure function of its arguments. The suffix of a candidate holds its config, the facts of the cost formula and
+another surrogate's guess, some 50 tokens; the prefix holds a reference to compare with and a handful of known
+results.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 MAX_CANDIDATES = 256
-"""Candidates that are asked about; of more, those that are believed to be fastest."""
+"""Most candidates of a question; of more, the best by the best estimate without the model."""
 _MAX_FAILURE_PROBABILITY = 0.9
-"""A candidate that fails with at least this probability by the formula is not asked about."""
+"""A candidate that fails with at least this probability by the formula is in no question."""
 _GUESSED_FAILURE_PROBABILITY = 0.5
 """A candidate that fails with at least this probability by the formula is guessed to fail."""
 MAX_OWN_TIMED, MAX_OWN_FAILED = 6, 2
@@ -54,7 +54,7 @@ _FLOOR_MS = 0.003
 
 @dataclass(frozen=True)
 class ForecastQuestion:
-    """A prompt, and what its answer is about."""
+    """A prompt, with its rows and its reference."""
 
     prompt: Prompt
     rows: Rows
@@ -62,9 +62,9 @@ class ForecastQuestion:
     reference: int | None
     """Row that times are compared with; None: a measured candidate that is not in the list."""
     against: str
-    """`Candidate.id` of it."""
+    """`Candidate.id` of the reference."""
     log2_ms: float
-    """Its time, measured or estimated."""
+    """The reference's time, measured or estimated."""
     measured: bool
 
     def ratios(self, log2_ms: Array) -> Array:
@@ -92,12 +92,12 @@ def build_question(
     `before` is the formula's belief (its facts are shown), `believed` [n] the best estimate of log2
     milliseconds without a language model: it picks the reference where nothing was measured, and the
     candidates where there are more than `most`; every candidate is shown with its guess. Without `own`, this
-    problem's own measurements are left out: for an answer that is to be updated by them afterwards. `among`
-    asks about these rows only.
+    problem's own measurements are left out: a process updates the answer by them afterwards. `among` asks about
+    these rows only.
     """
-    measured = list(latest_labels(query.measured).values()) if own else []
-    named, row, log2_ms, timed = _choose_reference(query, believed, before, measured)
-    reference = ReferenceTime(log2_ms, shown(named), timed)
+    labels = list(latest_labels(query.measured).values()) if own else []
+    candidate, row, log2_ms, is_measured = _choose_reference(query, believed, before, labels)
+    reference = ReferenceTime(log2_ms, shown(candidate), is_measured)
     rows = select_candidates(before, believed, most) if among is None else np.sort(among)
     facts = _candidate_facts(query, before, row)
     texts = [_candidate_text(query, int(i), facts) for i in rows]
@@ -105,17 +105,17 @@ def build_question(
         texts = [
             f"{t}\n{_guess_text(before, believed, row, int(i))}" for t, i in zip(texts, rows, strict=True)
         ]
-    near = [*_own_results(measured, reference), *_relative_results(query)]
-    moved = sum(map(tensor_bytes, query.problem.arguments))
-    subject = ProblemDescription(query.problem, work=work_text(_flops(query, before), moved))
+    near = [*_own_results(labels, reference), *_relative_results(query)]
+    total_bytes = sum(map(tensor_bytes, query.problem.arguments))
+    subject = ProblemDescription(query.problem, work=work_text(_flops(query, before), total_bytes))
     prompt = forecast_prompt(subject, texts, reference, near)
-    return ForecastQuestion(prompt, rows, row, named.id, log2_ms, timed)
+    return ForecastQuestion(prompt, rows, row, candidate.id, log2_ms, is_measured)
 
 
 def build_formula_question(query: Query, *, among: Rows, believed: Array) -> ForecastQuestion:
-    """`build_question` with the facts of the cost formula, whatever was learned on top of it, without own results.
+    """`build_question` with the facts of the cost formula alone, without own results.
 
-    `believed` [n], log2 milliseconds, is what is guessed. A model must be asked as it was trained: by guesses of a
+    `believed` [n] are the guesses, log2 milliseconds. A model must be asked as it was trained: by guesses of a
     surrogate that had seen nothing of the kernel's family.
     """
     plain = formula_prior(query.problem, query.candidates, query.grids, query.ttir)
@@ -123,30 +123,30 @@ def build_formula_question(query: Query, *, among: Rows, believed: Array) -> For
 
 
 def _choose_reference(
-    query: Query, believed: Array, before: Prior, measured: Sequence[Measurement]
+    query: Query, guess: Array, before: Prior, labels: Sequence[Measurement]
 ) -> tuple[Candidate, int | None, float, bool]:
     """(candidate to compare with, its row if it is in the list, its log2 milliseconds, whether measured)."""
-    ran = [m for m in measured if m.ok]
-    if ran:
-        best = min(ran, key=lambda m: (m.ms, m.candidate.id))
+    timings = [m for m in labels if m.ok]
+    if timings:
+        best = min(timings, key=lambda m: (m.ms, m.candidate.id))
         row = next((i for i, c in enumerate(query.candidates) if c == best.candidate), None)
         return best.candidate, row, math.log2(best.ms), True
-    cost = believed + 6.0 * before.p_fail
-    tied = np.flatnonzero(cost <= cost.min() + _TIE)
-    # Whatever the order of the list: equal questions must get equal answers.
-    row = min(map(int, tied), key=lambda i: query.candidates[i].id)
-    log2_ms = float(believed[row]) if before.informed else _memory_bound_log2_ms(query.problem)
+    cost = guess + 6.0 * before.p_fail
+    ties = np.flatnonzero(cost <= cost.min() + _TIE)
+    # By id, not by row: equal questions must get equal answers.
+    row = min(map(int, ties), key=lambda i: query.candidates[i].id)
+    log2_ms = float(guess[row]) if before.informed else _memory_bound_log2_ms(query.problem)
     return query.candidates[row], row, log2_ms, False
 
 
 def _memory_bound_log2_ms(problem: Problem) -> float:
     """log2 milliseconds of moving every tensor once, where nothing better is known."""
-    moved = sum(map(tensor_bytes, problem.arguments))
-    return math.log2(max(moved / (device_spec(problem.device).memory_gb_s * 1e6), _FLOOR_MS))
+    total_bytes = sum(map(tensor_bytes, problem.arguments))
+    return math.log2(max(total_bytes / (device_spec(problem.device).memory_gb_s * 1e6), _FLOOR_MS))
 
 
 def select_candidates(before: Prior, believed: Array, most: int = MAX_CANDIDATES) -> Rows:
-    """Rows of the candidates that are not hopeless, and of many those that are believed to be fastest."""
+    """Rows of the candidates that are not hopeless; of more than `most`, the fastest by `believed`."""
     fit = np.flatnonzero(before.p_fail < _MAX_FAILURE_PROBABILITY)
     rows = fit if len(fit) else np.arange(len(believed))
     if len(rows) > most:
@@ -163,15 +163,15 @@ def _candidate_text(query: Query, row: int, facts: Sequence[Mapping[str, float]]
     return variant_text(query.problem.kernel.source, source, text)
 
 
-def _guess_text(before: Prior, believed: Array, reference: int | None, row: int) -> str:
-    level = float(believed.min() if reference is None else believed[reference])
+def _guess_text(before: Prior, guess: Array, reference: int | None, row: int) -> str:
+    level = float(guess.min() if reference is None else guess[reference])
     return guess_text(
-        None if before.p_fail[row] >= _GUESSED_FAILURE_PROBABILITY else float(believed[row]) - level
+        None if before.p_fail[row] >= _GUESSED_FAILURE_PROBABILITY else float(guess[row]) - level
     )
 
 
 def _candidate_facts(query: Query, before: Prior, reference: int | None) -> list[dict[str, float]]:
-    """Per candidate what the cost formula reads off it; empty where there is no IR."""
+    """Facts of the cost formula per candidate; empty where there is no IR."""
     cost = before.costs
     if cost is None:
         return []
@@ -190,7 +190,7 @@ def _candidate_facts(query: Query, before: Prior, reference: int | None) -> list
         "smemKB": np.round(cost.shared_bytes / 1024.0),
         "regs": np.minimum(np.round(cost.registers), 999.0),
     }
-    # What no candidate uses says nothing; every token counts.
+    # A column of zeros says nothing; every token counts.
     informative = {name: values for name, values in columns.items() if values.any()}
     return [
         {name: float(values[i]) for name, values in informative.items()} for i in range(len(query.candidates))
@@ -209,15 +209,15 @@ def _flops(query: Query, before: Prior) -> float:
     return float(np.median(before.facts["dot_flops"] * programs))
 
 
-def _own_results(measured: Sequence[Measurement], reference: ReferenceTime) -> list[Neighbour]:
-    ran = sorted((m for m in measured if m.ok), key=lambda m: (m.ms, m.candidate.id))
-    failed = sorted((m for m in measured if not m.ok), key=lambda m: m.candidate.id)
+def _own_results(labels: Sequence[Measurement], reference: ReferenceTime) -> list[Neighbour]:
+    timings = sorted((m for m in labels if m.ok), key=lambda m: (m.ms, m.candidate.id))
+    failures = sorted((m for m in labels if not m.ok), key=lambda m: m.candidate.id)
     # The fastest is the reference itself.
     data = [
         Neighbour(shown(m.candidate), math.log2(m.ms) - reference.log2_ms)
-        for m in _evenly_spaced(ran[1:], MAX_OWN_TIMED)
+        for m in _evenly_spaced(timings[1:], MAX_OWN_TIMED)
     ]
-    return data + [Neighbour(shown(m.candidate), None) for m in _evenly_spaced(failed, MAX_OWN_FAILED)]
+    return data + [Neighbour(shown(m.candidate), None) for m in _evenly_spaced(failures, MAX_OWN_FAILED)]
 
 
 def _relative_results(query: Query) -> list[Neighbour]:
@@ -225,20 +225,20 @@ def _relative_results(query: Query) -> list[Neighbour]:
     neighbours: list[Neighbour] = []
     for relative in list(query.relatives)[:MAX_RELATIVES]:
         rows = relative.labels.values()
-        ran = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
-        if not ran:
+        timings = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
+        if not timings:
             continue
         where = sizes_text(relative.problem)
         if relative.problem.device.slug != query.problem.device.slug:
             where += f" on {relative.problem.device.name}"
-        best = math.log2(ran[0].ms)
+        best = math.log2(timings[0].ms)
         neighbours += [
             Neighbour(shown(m.candidate), math.log2(m.ms) - best, where)
-            for m in _evenly_spaced(ran, MAX_RELATIVE_TIMED)
+            for m in _evenly_spaced(timings, MAX_RELATIVE_TIMED)
         ]
-        failed = sorted((m for m in rows if not m.ok), key=lambda m: m.candidate.id)
+        failures = sorted((m for m in rows if not m.ok), key=lambda m: m.candidate.id)
         neighbours += [
-            Neighbour(shown(m.candidate), None, where) for m in _evenly_spaced(failed, MAX_RELATIVE_FAILED)
+            Neighbour(shown(m.candidate), None, where) for m in _evenly_spaced(failures, MAX_RELATIVE_FAILED)
         ]
     return neighbours
 

@@ -1,4 +1,4 @@
-"""Forecasts of a language model: asked, corrected by its calibration, silent where it should be."""
+"""Forecasts of a language model, corrected by its calibration; none where the model should not be heard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Query
 
 _SILENT_SD = 3.0
-"""Spread (log2) of a candidate of which nothing was said."""
+"""Spread (log2) of a candidate without an answer."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class LLMForecasts:
     sd: Array
     p_fail: Array
     trust: Array
-    """0 where it said nothing that can be used, near 1 where it was sure."""
+    """0 where there is no usable answer, near 1 where the model was sure."""
     stated: Array
-    """Probabilities as the model gave them, [n, labels]; rows of zeros where it gave none."""
+    """The model's own probabilities, [n, labels]; rows of zeros where there are none."""
     question: ForecastQuestion
     usage: Usage
     doubts: tuple[str, ...] = ()
-    """Why all of it was discarded; empty when it was not."""
+    """Why the whole answer was discarded; empty when it was not."""
 
     @property
     def usable(self) -> bool:
-        """Whether anything in it can be used."""
+        """Whether any candidate has a usable answer."""
         return bool((self.trust > 0).any())
 
 
@@ -60,8 +60,8 @@ class LLMSurrogate:
     def consult(self, query: Query, before: Prior) -> LLMForecasts:
         """Ask, and correct the answer. Raises `LLMError`, and whatever a faulty backend raises.
 
-        `before` is what is believed of the query's candidates without the model: it is shown. The answer is the
-        same whatever was measured of this problem, and may be updated by it.
+        `before` is the prior without the model, which the question shows. The answer does not depend on this
+        problem's measurements, and may be updated by them.
         """
         rows = select_candidates(before, before.mean)
         question = build_formula_question(query, among=rows, believed=before.mean)
@@ -74,43 +74,43 @@ class LLMSurrogate:
     def interpret(
         self, query: Query, before: Prior, question: ForecastQuestion, answer: BackendResponse
     ) -> LLMForecasts:
-        """The answer to a question, corrected, and silenced where it is out of the calibration's scope.
+        """The answer to a question, corrected, with no trust where it is out of the calibration's scope.
 
-        Raises `LLMError` for an answer that cannot be one.
+        Raises `LLMError` for a malformed answer.
         """
         n, rows, prompt = len(query.candidates), question.rows, question.prompt
-        stated = _validated_probabilities(answer.probabilities, len(rows), len(prompt.labels))
-        mean, spread, fails = self.calibration.moments(stated)
-        sure = self.calibration.trust(stated, np.asarray(answer.mass, float))
-        answered = sure > 0
+        probabilities = _validated_probabilities(answer.probabilities, len(rows), len(prompt.labels))
+        mean, spread, fails = self.calibration.moments(probabilities)
+        sure = self.calibration.trust(probabilities, np.asarray(answer.mass, float))
+        has_answer = sure > 0
         doubts: list[str] = []
         if self.calibration.fitted:  # one that was never calibrated knows no bounds either
             longest = len(prompt.prefix) + max(map(len, prompt.suffixes))
             doubts = self.calibration.scope.doubts(query.problem, longest)
-        if not answered.any():
+        if not has_answer.any():
             doubts.append("; ".join(answer.trouble) or "it gave the labels no probability")
-        slow = float(mean[answered].max()) if answered.any() else 0.0
+        slow = float(mean[has_answer].max()) if has_answer.any() else 0.0
         view = LLMForecasts(
             np.full(n, question.log2_ms + slow),
             np.full(n, _SILENT_SD),
             before.p_fail.copy(),
             np.zeros(n),
-            np.zeros((n, stated.shape[1])),
+            np.zeros((n, probabilities.shape[1])),
             question,
             answer.usage,
             tuple(doubts),
         )
-        heard = rows[answered]
-        view.stated[rows] = stated
-        view.log2_ms[heard] = question.log2_ms + mean[answered]
-        view.sd[heard], view.p_fail[heard] = spread[answered], fails[answered]
+        answer_rows = rows[has_answer]
+        view.stated[rows] = probabilities
+        view.log2_ms[answer_rows] = question.log2_ms + mean[has_answer]
+        view.sd[answer_rows], view.p_fail[answer_rows] = spread[has_answer], fails[has_answer]
         if not doubts:
             view.trust[rows] = sure
         return view
 
 
 def consultation(model: LLMSurrogate, view: LLMForecasts, weight: float = 1.0) -> LLMConsultation:
-    """The record of an answer that was heard, or abstained."""
+    """The record of an answer, or of an abstention."""
     usage, abstained = view.usage, not view.usable
     return LLMConsultation(
         model.backend.name,
@@ -125,7 +125,7 @@ def consultation(model: LLMSurrogate, view: LLMForecasts, weight: float = 1.0) -
 
 
 def annotation_of(model: LLMSurrogate, view: LLMForecasts, row: int) -> Mapping[str, object]:
-    """The part of an answer to keep about one candidate, so that it can be scored and calibrated later."""
+    """The part of an answer to store with one candidate's measurement, for scores and calibrations."""
     if view.stated[row].sum() < 0.5:
         return {}
     return {
@@ -140,12 +140,12 @@ def annotation_of(model: LLMSurrogate, view: LLMForecasts, row: int) -> Mapping[
 
 
 def _validated_probabilities(probabilities: Array, rows: int, labels: int) -> Array:
-    """The probabilities of an answer, if they can be that. Raises `LLMError` otherwise."""
-    stated = np.asarray(probabilities, float)
-    if stated.shape != (rows, labels):
-        raise LLMError(f"an answer must have shape {(rows, labels)}, got {stated.shape}")
-    total = stated.sum(axis=1)
-    whole = np.isfinite(stated).all() and (stated >= -1e-9).all()
+    """The probabilities of an answer. Raises `LLMError` where they are none."""
+    result = np.asarray(probabilities, float)
+    if result.shape != (rows, labels):
+        raise LLMError(f"an answer must have shape {(rows, labels)}, got {result.shape}")
+    total = result.sum(axis=1)
+    whole = np.isfinite(result).all() and (result >= -1e-9).all()
     if not whole or not ((np.abs(total - 1.0) < 1e-3) | (total == 0.0)).all():
         raise LLMError("the rows of an answer must be probabilities that sum to 1, or zeros")
-    return np.asarray(np.clip(stated, 0.0, 1.0))
+    return np.asarray(np.clip(result, 0.0, 1.0))
