@@ -1,7 +1,7 @@
-"""A list of candidates with what is computed once per list: columns, rows by candidate, assignments, units.
+"""A list of candidates with its derived data: columns, rows by candidate, assignments, units.
 
 A decision forecasts the same list many times. Loops over candidates in Python are done here, once,
-and where possible over the distinct values instead; all the rest works on arrays.
+and where possible over the distinct values instead; other modules work on arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Grid = tuple[int, ...] | None
 OPTIONS_OF_NO_TTIR = LAUNCH_OPTIONS[:2]
 """Warps and stages do not change the TTIR."""
 _LARGEST = 2**60
-"""Combined codes must stay whole numbers of 64 bits."""
+"""Limit of combined codes: they must fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CandidateList(tuple[Candidate, ...]):
 
     @classmethod
     def of(cls, candidates: Iterable[Candidate]) -> CandidateList:
-        """The same list, with what was computed of it, if it is one already."""
+        """A list of these candidates; a `CandidateList` itself, with its cached data."""
         return candidates if isinstance(candidates, cls) else cls(candidates)
 
     @cached_property
@@ -84,7 +84,7 @@ class CandidateList(tuple[Candidate, ...]):
 
     @cached_property
     def sources(self) -> int:
-        """How many sources the candidates are configs of; the user's own is one, whatever its hooks."""
+        """Number of the candidates' sources; the user's own counts as one, whatever its hooks."""
         return len({"" if is_base_variant(name) else name for name in self.columns["variant"].values})
 
     @cached_property
@@ -107,7 +107,7 @@ class CandidateList(tuple[Candidate, ...]):
 
     @cached_property
     def assignments(self) -> tuple[tuple[str, ...], Codes]:
-        """The distinct `assignment_of` in order of appearance, and which one each candidate has, [n]."""
+        """The distinct `assignment_of` in order of appearance, and the number of each candidate's, [n]."""
         if self._uniform_kwargs is None:
             column = Column.of([assignment_of(c) for c in self])
             return column.values, column.codes
@@ -115,24 +115,24 @@ class CandidateList(tuple[Candidate, ...]):
         columns = [sources, *(Column.of(values) for values in self._uniform_kwargs.values())]
         first, codes = group_rows(columns, len(self))
         names = tuple(assignment_of(self[i]) for i in first)
-        merged = Column.of(names)  # 1 and "1" are written alike
-        return merged.values, merged.codes[codes] if len(names) else codes
+        column = Column.of(names)  # 1 and "1" are written alike
+        return column.values, column.codes[codes] if len(names) else codes
 
     def units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> TraceUnits:
-        """Units under these launch grids; `default` is the grid of candidates that have none there.
+        """Units under these launch grids; `default` is the grid of candidates that are not in `grids`.
 
-        Remembered for the latest `grids`: the mapping must not change while it is asked about.
+        Cached for the latest `grids`: the mapping must not change afterwards.
         """
         if self._units is None or self._units[0] is not grids or self._units[1] != default:
             self._units = (grids, default, self._group_units(grids, default))
         return self._units[2]
 
     def _group_units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> TraceUnits:
-        given = [grids.get(c, default) for c in self] if grids else [default] * len(self)
+        launch_grids = [grids.get(c, default) for c in self] if grids else [default] * len(self)
         names, keys = self.assignments
         meta = [column for name, column in self.columns.items() if name not in OPTIONS_OF_NO_TTIR]
-        first, of = group_rows([*meta, Column(names, keys), Column.of(given)], len(self))
-        return TraceUnits(first, of, np.bincount(of, minlength=len(first)).astype(float), given)
+        first, of = group_rows([*meta, Column(names, keys), Column.of(launch_grids)], len(self))
+        return TraceUnits(first, of, np.bincount(of, minlength=len(first)).astype(float), launch_grids)
 
     _units: tuple[Mapping[Candidate, tuple[int, ...]], Grid, TraceUnits] | None = None
 

@@ -93,7 +93,7 @@ def compile_features(facts: TtirFacts, warps: int, stages: int) -> list[float]:
 
 
 def stage_doublings(backend: str, release: str) -> float:
-    """Doublings of compile seconds with each stage beyond two of a large tile, as AMD's compiler takes them.
+    """Doublings of AMD's compile seconds with each stage beyond two, for a large tile.
 
     From two stages to five of 128 x 128 x 128 it takes 12 to 20 times as long by Triton 3.9, and 2 to 3 times before.
     """
@@ -103,21 +103,21 @@ def stage_doublings(backend: str, release: str) -> float:
 
 
 def deep_log2_seconds(facts: TtirFacts, stages: int, doublings: float) -> float:
-    """What such stages add to log2(seconds) of a candidate: all of it where an iteration loads 64 KiB or more."""
+    """The addition of such stages to log2(seconds) of a candidate, in full where an iteration loads 64 KiB or more."""
     return doublings * max(0, min(stages, 6) - 2) * min(1.0, facts.direct_bytes / 65536.0)
 
 
 @dataclass(frozen=True)
 class CompileSeconds:
-    """Weights of the formula, and how far it is off: all in log2(seconds)."""
+    """Weights of the formula, and its errors: all in log2(seconds)."""
 
     weights: tuple[float, ...]
-    """In the order of `FEATURES`."""
+    """Weights in the order of `FEATURES`."""
     intercept: float
     kernel_sd: float
-    """Standard deviation of what a whole kernel is off by, on a machine like that of the recordings."""
+    """Standard deviation of a kernel's mean error, on a machine like that of the recordings."""
     config_sd: float
-    """The same of one of its candidates beside the others."""
+    """Standard deviation of a candidate's error from its kernel's mean."""
 
     def __post_init__(self) -> None:
         if len(self.weights) != len(FEATURES):
@@ -134,7 +134,7 @@ class CompileSeconds:
         return np.asarray(np.clip(result, math.log2(_LEAST_S), math.log2(_MOST_S)))
 
     def level(self, errors: Sequence[float]) -> float:
-        """The correction of the formula's log2(seconds) of a kernel, from `errors` (seen - said) of its candidates.
+        """The correction of the formula's log2(seconds) of a kernel, from `errors` (true - formula) of its candidates.
 
         The posterior mean of a normal level under normal errors.
         """
@@ -146,8 +146,8 @@ class CompileSeconds:
 def remaining_seconds(log2_median: float, sd: float, elapsed_s: float) -> float:
     """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal but for its tail.
 
-    The mean of a log-normal variable beyond a threshold, less the threshold; and the later it is, the nearer to a
-    share of `elapsed_s` at least: a compilation that is long overdue does not end soon.
+    The mean of a log-normal variable beyond a threshold, less the threshold; but at least a share of `elapsed_s` that
+    grows with the delay: a compilation that is long overdue does not end soon.
     """
     mu, sigma = log2_median * math.log(2), max(sd, 1e-3) * math.log(2)
     mean = math.exp(mu + sigma**2 / 2)
@@ -167,7 +167,7 @@ def _upper_tail(z: float) -> float:
 
 
 def parse_compile_seconds(text: str) -> CompileSeconds:
-    """Read what `forecast_train.surrogate.compile_seconds` writes. Raises `RecordError` for anything else."""
+    """Read a file of `forecast_train.surrogate.compile_seconds`. Raises `RecordError` for another text."""
     try:
         data = json.loads(text)
         weights = tuple(float(data["weights"][name]) for name in FEATURES)

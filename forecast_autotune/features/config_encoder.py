@@ -79,7 +79,7 @@ class ConfigEncoder:
             # Two one-hot vectors of this length are _CATEGORY_UNIT apart.
             hot = np.zeros((len(column.values), len(values)))
             for i, value in enumerate(column.values):
-                hot[i] = [_CATEGORY_UNIT / math.sqrt(2) * (repr(value) == shown) for shown in values]
+                hot[i] = [_CATEGORY_UNIT / math.sqrt(2) * (repr(value) == word) for word in values]
             points[:, place : place + len(values)] = hot[column.codes]
             place += len(values)
         return points

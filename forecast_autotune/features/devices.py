@@ -211,7 +211,7 @@ _SHEETS = {
     "arc b580": _Sheet("xpu", "bmg", 456, 117, 2.67, 20, 18, 12),
 }
 _MODEL_SUFFIXES = frozenset(("ti", "super", "laptop", "max", "d"))
-"""Words that make another model of the one they stand with."""
+"""Words in a device's name that make it another model."""
 _MEASURED_TARGETS = frozenset((("cuda", "90"),))
 """Targets that the shipped surrogates and their calibration have measurements of; see `is_measured_device`."""
 _LARGEST_PARTITION = 0.6
@@ -224,7 +224,7 @@ EARLIER_AMD = ("3.4", "3.5", "3.6", "3.7")
 
 
 def device_spec(device: Device, release: str = "") -> DeviceSpec:
-    """The card of a device; facts that the running driver reported replace the datasheet's.
+    """The specification of a device; facts from the running driver replace the datasheet's.
 
     A partition of a device (MIG, or AMD's CPX and DPX modes) has its share of the whole device's rates. `release` is
     Triton's, the latest by default.
@@ -233,9 +233,9 @@ def device_spec(device: Device, release: str = "") -> DeviceSpec:
     sheet = _UNKNOWN_SHEET if model is None else _SHEETS[model]
     limits = _limits(device, sheet)
     share = _share(device.multiprocessors, sheet) if model is not None else 1.0
-    # HIP's runtime counts registers that one program may have, not those that there are.
+    # HIP's runtime counts the registers that one program may have, not all of a multiprocessor.
     registers = device.registers_per_multiprocessor if device.backend == "cuda" else 0
-    reported = replace(
+    actual = replace(
         limits,
         shared_memory_bytes=device.shared_memory_bytes or limits.shared_memory_bytes,
         registers=registers or limits.registers,
@@ -243,7 +243,7 @@ def device_spec(device: Device, release: str = "") -> DeviceSpec:
         threads=device.threads_per_multiprocessor or limits.threads,
     )
     return DeviceSpec(
-        **vars(reported),
+        **vars(actual),
         memory_gb_s=sheet.memory_gb_s * share,
         tensor_tflops=sheet.tensor_tflops * share,
         clock_ghz=sheet.clock_ghz,
@@ -254,7 +254,7 @@ def device_spec(device: Device, release: str = "") -> DeviceSpec:
 
 
 def partition_name(name: str, multiprocessors: int) -> str:
-    """The name of a device whose driver shows a part of it under the whole one's name: AMD's partitions.
+    """The name of a device, with its size if its driver gives a part the name of the whole: AMD's partitions.
 
     Times of a part must never pass for the whole's, nor the other way round.
     """
@@ -265,7 +265,7 @@ def partition_name(name: str, multiprocessors: int) -> str:
 
 
 def _share(multiprocessors: int, sheet: _Sheet) -> float:
-    """The share of a model that so many multiprocessors are, where they are too few for a variant of it."""
+    """The share of a model's multiprocessors, where they are too few for a variant of the model; else 1."""
     whole = not multiprocessors or multiprocessors > _LARGEST_PARTITION * sheet.multiprocessors
     return 1.0 if whole else multiprocessors / sheet.multiprocessors
 
@@ -282,10 +282,10 @@ def is_known_device(device: Device) -> bool:
 
 
 def is_measured_device(device: Device) -> bool:
-    """Whether what is shipped was fitted to, and checked against, measurements of such a device.
+    """Whether the shipped surrogates were fitted to, and checked against, measurements of such a device.
 
-    A datasheet alone makes a formula, not a forecast whose risk was ever seen to come true: on other devices
-    all that the formula says is taken for less sure, so that more candidates are measured first.
+    A datasheet alone makes a formula, not a forecast with a calibrated risk: on other devices the formula counts as
+    less sure, so that more candidates are measured first.
     """
     model = _matching_model(device.name)
     if device.arch:
@@ -294,9 +294,9 @@ def is_measured_device(device: Device) -> bool:
 
 
 def datasheet_device(model: str) -> Device:
-    """The record of a device that is not there, by the words of its model's name (`mi300x`, `rtx 5090`).
+    """The record of an absent device, by the words of its model's name (`mi300x`, `rtx 5090`).
 
-    Raises `KeyError`, naming those that there are, for a model without a datasheet here.
+    Raises `KeyError`, naming the models, for one without a datasheet here.
     """
     result = _matching_model(model)
     if result is None:
@@ -314,13 +314,13 @@ def _device_of(name: str, backend: str, arch: str, units: int = 0, l2: int = 0, 
 
 
 def target_device(name: str) -> Device:
-    """The record of any device of a target, by Triton's name for that (`gfx942`, `sm_120`), or by a model's words.
+    """The record of any device of a target, by Triton's name for it (`gfx942`, `sm_120`), or by a model's words.
 
     Raises `KeyError` for a name that is neither.
     """
     arch = name.lower().removeprefix("sm_")
-    for backend, known in _ARCHITECTURES:
-        if known == arch:
+    for backend, entry in _ARCHITECTURES:
+        if entry == arch:
             return _device_of(f"any {name}", backend, arch)
     return datasheet_device(name)
 
@@ -329,8 +329,8 @@ def target_device(name: str) -> Device:
 def _matching_model(name: str) -> str | None:
     """The model in the table whose words a device's name holds, whole and in a row: an A4000 is no A40."""
     words = _words(name)
-    shown = f" {' '.join(words)} "
-    matches = [model for model in _SHEETS if f" {' '.join(_words(model))} " in shown]
+    text = f" {' '.join(words)} "
+    matches = [model for model in _SHEETS if f" {' '.join(_words(model))} " in text]
     result = max(matches, key=lambda model: len(_words(model)), default=None)
     if result is not None and _MODEL_SUFFIXES & (set(words) - set(_words(result))):
         return None  # an RTX 3090 Ti, or a laptop's, shares no more than the name

@@ -1,9 +1,9 @@
-"""Candidates as feature vectors that mean the same for every kernel: what a learned model sees.
+"""Candidates as feature vectors that mean the same for every kernel: the inputs of a learned model.
 
 Names of meta-parameters mean nothing across authors, so none appears here: the numbers come from the
-IR, the launch geometry and the cost formula. Each is given twice, as it is and relative to the mean
-of the problem's own candidates; the relative copies are what transfers to a kernel never seen
-(halving the regret in the study the project started from).
+IR, the launch geometry and the cost formula. Each appears twice, as it is and relative to the mean
+of the problem's own candidates; the relative copies transfer to unseen kernels (they halved the regret in
+the study the project started from).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def _columns(
     facts: FactColumns, cost: CostBreakdown, warps: Array, stages: Array, device: DeviceSpec
 ) -> dict[str, Array]:
     threads = 32.0 * warps
-    loaded, stored = facts["load_bytes"], facts["store_bytes"]
-    moved = np.maximum(loaded + stored, 1.0)
+    load_bytes, store_bytes = facts["load_bytes"], facts["store_bytes"]
+    traffic = np.maximum(load_bytes + store_bytes, 1.0)
     work = facts["dot_flops"] + facts["elementwise"] + facts["reduce_elements"]
     dots = facts.dots[:, 0, :] if facts.dots.shape[1] else np.zeros((len(facts), 4))
     trips = np.maximum(facts["iterations"], 1.0)
     per_trip: Callable[[str], Array] = lambda name: facts[name] / trips / threads  # noqa: E731
     total = np.log2(cost.total_ms)
     programs = np.maximum(cost.waves * cost.occupancy * device.multiprocessors, 1.0)
-    # Milliseconds of one unit's work per cycle, in all programs: what `cost.lines_ms` counts in.
+    # Milliseconds of one unit's work per cycle, in all programs: the unit of `cost.lines_ms`.
     once, tiny = programs / device.multiprocessors / (device.clock_ghz * 1e6), 1e-9
     return {
         "total": total,
@@ -49,11 +49,11 @@ def _columns(
         "dram": np.log2(cost.dram_ms + 1e-6) - total,
         "lines": np.log2(cost.lines_ms + 1e-6) - total,
         "requests": np.log2(cost.requests_ms + 1e-6) - total,
-        "line_use": np.log2(np.maximum(_LINE * cost.lines_ms, tiny) / (moved * once)),
-        "request_bytes": np.log2(moved * once / np.maximum(_LANES * cost.requests_ms, tiny)),
+        "line_use": np.log2(np.maximum(_LINE * cost.lines_ms, tiny) / (traffic * once)),
+        "request_bytes": np.log2(traffic * once / np.maximum(_LANES * cost.requests_ms, tiny)),
         "request_lines": np.log2(np.maximum(cost.lines_ms, tiny) / np.maximum(cost.requests_ms, tiny)),
         "again": np.log2(cost.again_ms + 1e-6) - total,
-        "partial": _log(facts["partial_bytes"] / moved),
+        "partial": _log(facts["partial_bytes"] / traffic),
         "repeated": np.log2(cost.repeated),
         "resident": np.log2(cost.occupancy),
         "resident_threads": np.log2(cost.occupancy * threads),
@@ -68,9 +68,9 @@ def _columns(
         "per_thread": np.log2(np.maximum(facts["largest_tile"], 1.0) / threads),
         "vector": np.log2(np.maximum(facts["mean_contiguous"], 1.0)),
         "vector_per_thread": np.log2(np.maximum(facts["mean_contiguous"], 1.0) / threads),
-        "load_per_thread": _log(loaded / trips / threads),
-        "store_per_thread": _log(stored / threads),
-        "intensity": np.log2(np.maximum(work, 1.0) / moved),
+        "load_per_thread": _log(load_bytes / trips / threads),
+        "store_per_thread": _log(store_bytes / threads),
+        "intensity": np.log2(np.maximum(work, 1.0) / traffic),
         "iterations": np.log2(trips),
         "entries": _log(facts["loop_entries"]),
         "loads_per_trip": facts["load_ops"] / trips,
@@ -89,7 +89,7 @@ def _columns(
         "exchange": np.log2(cost.exchange_ms + 1e-6) - total,
         "pipelined": _log(facts["pipelined_bytes"] / 1024.0),
         "masked": facts["masked_share"],
-        "inactive": facts["inactive_bytes"] / moved,
+        "inactive": facts["inactive_bytes"] / traffic,
         "elementwise": _log(per_trip("elementwise")),
         "integer": _log(per_trip("integer_ops")),
         "special": _log(per_trip("special")),

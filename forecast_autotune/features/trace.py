@@ -73,7 +73,7 @@ def trace_many(
 
 
 def load_front_end() -> None:
-    """Import what Triton needs for a first trace (30 ms), if there is a Triton; no later trace waits for it."""
+    """Import Triton's front end ahead of a first trace (30 ms), if there is a Triton."""
     with contextlib.suppress(ImportError):
         importlib.import_module("triton.compiler.code_generator")
 
@@ -82,7 +82,7 @@ def load_front_end() -> None:
 class KernelTracer:
     """A kernel with its heuristics peeled off, and Triton's machinery for one target.
 
-    Calls that specialise alike are lowered once, however many are asked for.
+    Calls with the same specialisation are lowered once.
     """
 
     kernel: Any
@@ -126,18 +126,18 @@ class KernelTracer:
 
     def text(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Bind, specialise and lower to TTIR. Raises `FeatureError` with Triton's own words."""
-        named = dict(kwargs)
+        arguments = dict(kwargs)
         kernel = self.kernel
-        functions = [kernel, *(value for value in named.values() if hasattr(value, "used_global_vals"))]
-        kept = [
+        functions = [kernel, *(value for value in arguments.values() if hasattr(value, "used_global_vals"))]
+        cache_keys = [
             (f, name, getattr(f, name)) for f in functions for name in _CACHED_ATTRIBUTES if hasattr(f, name)
         ]
         try:
             for layer in self.heuristics:
                 for name, rule in layer.values.items():
-                    named[name] = rule({**dict(zip(layer.arg_names, args, strict=False)), **named})
-            known = {name: value for name, value in named.items() if name in kernel.arg_names}
-            bound, specialization, _ = self.binder(*args, **known)
+                    arguments[name] = rule({**dict(zip(layer.arg_names, args, strict=False)), **arguments})
+            own = {name: value for name, value in arguments.items() if name in kernel.arg_names}
+            bound, specialization, _ = self.binder(*args, **own)
             signature, constants, attributes = _pack(kernel, self.backend, bound, specialization)
             key = repr((signature, constants, attributes))
             if key not in self.texts:
@@ -147,7 +147,7 @@ class KernelTracer:
             failure = _error_summary(error)
         finally:
             # A cache key taken now would pin today's global variables for the first real launch.
-            for function, name, value in kept:
+            for function, name, value in cache_keys:
                 setattr(function, name, value)
         # Raised out here, without a cause: a traceback would keep the whole module in memory.
         raise FeatureError(f"no TTIR for {kernel.__name__}: {failure}")

@@ -1,10 +1,10 @@
-"""TTIR texts by assignment, together with the facts that another process has read of them.
+"""TTIR texts by assignment, with the facts that another process has extracted from them.
 
-Parsing a long text takes as long as a whole forecast. Children that trace a kernel read it as well and answer
-with both; here a text stays compressed until somebody asks for it, which a forecast does not.
+Parsing a long text takes as long as a whole forecast. Child processes that trace a kernel parse its text as well, and
+return both; here a text stays compressed until it is read, which a forecast does not do.
 
-Facts are also kept beside measurements, as JSON: what a refit reads where nobody kept the texts. A text has tens of
-kilobytes, its facts a few hundred bytes. Facts of another version are passed over, as if nothing had been kept.
+Facts are also stored beside measurements, as JSON, for refits without the texts. A text has tens of kilobytes, its
+facts a few hundred bytes. Facts of another version are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forecast_autotune.records.problem import FACTS
 
 @lru_cache(maxsize=4096)
 def cached_facts(text: str, arguments: tuple[Argument, ...], grid: Grid) -> TtirFacts | None:
-    """`ttir.extraction.extract_facts`, remembered; None for text that cannot be read."""
+    """`ttir.extraction.extract_facts`, cached; None for text that cannot be read."""
     try:
         return extract_facts(text, arguments, grid)
     except FeatureError:
@@ -57,7 +57,7 @@ class TracedTexts(MutableMapping[str, str]):
     """TTIR text by assignment (`ttir.extraction.assignment_key`), with facts for one call's arguments."""
 
     def __init__(self, arguments: tuple[Argument, ...] = ()) -> None:
-        """`arguments` are those that added facts were read with."""
+        """`arguments` are those of the facts that `add` takes."""
         self.arguments = arguments
         self._texts: dict[str, str | CompressedText] = {}
         self._facts: dict[tuple[str, Grid], TtirFacts | None] = {}
@@ -71,7 +71,7 @@ class TracedTexts(MutableMapping[str, str]):
 
     def __delitem__(self, name: str) -> None:
         del self._texts[name]
-        self._facts = {key: one for key, one in self._facts.items() if key[0] != name}
+        self._facts = {key: facts for key, facts in self._facts.items() if key[0] != name}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
@@ -88,18 +88,18 @@ class TracedTexts(MutableMapping[str, str]):
         return sum(t.characters if isinstance(t, CompressedText) else len(t) for t in self._texts.values())
 
     def stored(self, name: str) -> str | CompressedText:
-        """A text as it is kept. Raises `KeyError` where there is none."""
+        """A text as it is stored, compressed or not. Raises `KeyError` where there is none."""
         return self._texts[name]
 
     def add(
         self, name: str, text: str | CompressedText, facts: Mapping[Grid, TtirFacts | None] | None = None
     ) -> None:
-        """Add a text and, by launch grid, what was read of it with `arguments`; None: it cannot be read."""
+        """Add a text and, by launch grid, its facts at `arguments`; None for a text that cannot be read."""
         self._texts[name] = text
-        self._facts.update({(name, grid): one for grid, one in (facts or {}).items()})
+        self._facts.update({(name, grid): each for grid, each in (facts or {}).items()})
 
     def merge(self, other: Mapping[str, str]) -> None:
-        """Add all of another mapping, with its facts where they are of the same arguments."""
+        """Add all of another mapping, with its facts where these are for the same arguments."""
         if not isinstance(other, TracedTexts):
             self._texts.update(other)
             return
@@ -108,7 +108,7 @@ class TracedTexts(MutableMapping[str, str]):
             self._facts.update(other._facts)
 
     def facts(self, name: str, arguments: tuple[Argument, ...], grid: Grid) -> TtirFacts | None:
-        """The facts of a text at these arguments and this grid; read here if nobody has.
+        """The facts of a text at these arguments and this grid, extracted at the first call.
 
         None for a text that cannot be read. Raises `KeyError` where there is none.
         """
@@ -130,8 +130,8 @@ def facts_of_text(
 
 def encode_facts(text: str, arguments: tuple[Argument, ...], grids: Iterable[Grid]) -> list[Any]:
     """The facts of a text at each of these grids as JSON, for `decode_facts` in another process."""
-    known = ((grid, cached_facts(text, arguments, grid)) for grid in grids)
-    return [[grid and list(grid), one and facts_to_json(one)] for grid, one in known]
+    pairs = ((grid, cached_facts(text, arguments, grid)) for grid in grids)
+    return [[grid and list(grid), facts and facts_to_json(facts)] for grid, facts in pairs]
 
 
 def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:
@@ -143,14 +143,14 @@ def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:
 
 
 _SEMANTICS_VERSION = 2
-"""Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
+"""Counts up when the meaning of a fact changes; new and renamed facts change the version by themselves."""
 _NAMES = [f.name for f in fields(TtirFacts)]
 VERSION = f"{_SEMANTICS_VERSION}-{digest(_NAMES)[:8]}"
 _EARLIER: Mapping[str, Mapping[str, float]] = {
     **{v: {"opaque": 1.0} for v in ("2-d3e997e4", "2-18cc0fa7")},
     "2-12390690": {},
 }
-"""Earlier versions whose facts have the same meaning, and what they leave unsaid: bytes of theirs are a guess."""
+"""Earlier versions whose facts have the same meaning, with values for the facts that they lack (bytes are a guess)."""
 
 
 def collect_facts(
@@ -163,13 +163,12 @@ def collect_facts(
 ) -> dict[str, Any]:
     """The facts of these candidates as `FACTS` holds them; without units where there is no TTIR.
 
-    Texts that a surrogate has read in this process cost nothing. Texts not read after `within_s` seconds are left
-    out.
+    Texts that a surrogate has read in this process cost nothing. Other texts are left out after `within_s` seconds.
     """
     end = time.perf_counter() + within_s
-    listed = CandidateList.of(candidates)
-    names, keys = listed.assignments
-    units = listed.units(grids, problem.grid)
+    candidates = CandidateList.of(candidates)
+    names, keys = candidates.assignments
+    units = candidates.units(grids, problem.grid)
     results: dict[tuple[str, Grid], TtirFacts] = {}
     for row in units.first.tolist():
         name, grid = names[keys[row]], units.grids[row]
@@ -177,26 +176,26 @@ def collect_facts(
             continue
         if time.perf_counter() > end:
             break
-        if (one := facts_of_text(ttir, name, problem.arguments, grid)) is not None:
-            results[name, grid] = one
-    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in results.items()]}
+        if (facts := facts_of_text(ttir, name, problem.arguments, grid)) is not None:
+            results[name, grid] = facts
+    return {"version": VERSION, "units": [_encode_unit(*unit, facts) for unit, facts in results.items()]}
 
 
 def merge_facts(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, as far as `old` is of this version; of units in both, the new one."""
+    """Both, as far as `old` has this version; `new` replaces units of `old`."""
     units = {**_decode_units(old), **_decode_units(new)}
-    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in units.items()]}
+    return {"version": VERSION, "units": [_encode_unit(*unit, facts) for unit, facts in units.items()]}
 
 
 def facts_by_unit(problem: Problem) -> dict[tuple[str, Grid], TtirFacts]:
-    """The facts that a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
+    """The facts in a problem's record by (assignment, grid); empty without any, or for another version."""
     return _decode_units(problem.extra.get(FACTS))
 
 
 def fact_count(problem: Problem) -> int:
-    """How many units a record has kept facts of, readable or not; looks at none of them."""
-    kept = problem.extra.get(FACTS)
-    units = kept.get("units") if isinstance(kept, Mapping) else None
+    """The number of units in a record, readable or not, without reading them."""
+    record = problem.extra.get(FACTS)
+    units = record.get("units") if isinstance(record, Mapping) else None
     return len(units) if isinstance(units, list) else 0
 
 
@@ -205,24 +204,24 @@ def has_facts(problem: Problem) -> bool:
     return bool(problem.ttir) or bool(facts_by_unit(problem))
 
 
-def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
-    return [assignment, None if grid is None else list(grid), facts_to_json(one)]
+def _encode_unit(assignment: str, grid: Grid, facts: TtirFacts) -> list[Any]:
+    return [assignment, None if grid is None else list(grid), facts_to_json(facts)]
 
 
 def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
-    """Whole units only: stores are edited and merged by people."""
+    """The units of a record, without malformed ones: people edit and merge stores."""
     version = data.get("version") if isinstance(data, Mapping) else None
     if not isinstance(data, Mapping) or (version != VERSION and version not in _EARLIER):
         return {}
-    unsaid = _EARLIER.get(str(version), {})
+    defaults = _EARLIER.get(str(version), {})
     results: dict[tuple[str, Grid], TtirFacts] = {}
     units = data.get("units")
     for unit in units if isinstance(units, list) else []:
         try:
             assignment, grid, payload = unit
             where = None if grid is None else tuple(int(n) for n in grid)
-            known = payload if version == VERSION else {n: v for n, v in payload.items() if n in _NAMES}
-            results[str(assignment), where] = facts_from_json({**unsaid, **known})
+            values = payload if version == VERSION else {n: v for n, v in payload.items() if n in _NAMES}
+            results[str(assignment), where] = facts_from_json({**defaults, **values})
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
             continue
     return results

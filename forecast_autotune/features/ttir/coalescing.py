@@ -99,7 +99,7 @@ def divisor(
         if name == "arith.shli":
             by = values.get(op.operands[1])
             of[1] = 1 << min(20, by) if isinstance(by, int) and by >= 0 else 1
-        # Of a run only the beginning is known; its other elements are odd as often as not.
+        # Only the first element of a run is known; the others are odd as often as not.
         return min(_MAX_DIVISOR, (1 if runs[0] else of[0]) * (1 if runs[1] else of[1]))
     return 1
 
@@ -118,23 +118,23 @@ def loop_growth_divisor(
     strides: Mapping[str, Strides],
     values: Mapping[str, Value],
 ) -> int:
-    """The divisor of what a loop adds to the carried value `name` in an iteration; 1 if that is not seen."""
+    """The divisor of a loop's increment of its carried value `name`; 1 if the increment is not recognised."""
     if yielded == name:
         return _MAX_DIVISOR
     results = dict(known)
     for op in body.ops:
         if yielded in op.results:
-            added = [operand for operand in op.operands if operand != name]
-            if op.name not in ("arith.addi", "tt.addptr") or len(added) != 1:
+            addends = [operand for operand in op.operands if operand != name]
+            if op.name not in ("arith.addi", "tt.addptr") or len(addends) != 1:
                 return 1
-            return results.get(added[0], 1) * _pointee_bytes(op.inputs[0])
+            return results.get(addends[0], 1) * _pointee_bytes(op.inputs[0])
         if len(op.outputs) == 1 and op.outputs[0].kind == "int":
             results[op.results[0]] = divisor(op, results, strides, values)
     return 1
 
 
 def comparison_strides(op: Op, known: Mapping[str, int], strides: Mapping[str, Strides]) -> Strides:
-    """Over how many neighbours a comparison has one answer as the compiler sees it, like `strides`."""
+    """The number of neighbours with one answer of a comparison, as the compiler sees it; as `strides`."""
     left, right = (strides.get(operand) for operand in op.operands)
     if left is None or right is None or len(left) != len(right):
         return (UNKNOWN_MASK_STRIDE,) * len(op.outputs[0].shape)
@@ -155,8 +155,8 @@ def tile_access(
 ) -> TileAccess:
     """An access through a tensor of pointers.
 
-    `run` is what `tensors.contiguous_run` says of it, `divides` the divisor of its pointers in bytes and
-    `mask` the strides of its mask; None where there is none.
+    `run` is its `tensors.contiguous_run`, `divides` the divisor of its pointers in bytes, `mask` the strides of its
+    mask; None where there is none.
     """
     shape, element = pointer.shape, _pointee_bytes(pointer)
     axis = run[1] if run[1] is not None else max(len(shape) - 1, 0)
@@ -165,31 +165,31 @@ def tile_access(
     if mask is not None and axis < len(mask):
         step, over = mask[axis]
         even = over if step == 0 else 1
-    given = tuple(step for step, _ in steps) if steps is not None else (None,) * len(shape)
-    return TileAccess(shape, given, axis, run[0], element, wide, min(wide, _power_of_two_floor(even)), store)
+    gaps = tuple(step for step, _ in steps) if steps is not None else (None,) * len(shape)
+    return TileAccess(shape, gaps, axis, run[0], element, wide, min(wide, _power_of_two_floor(even)), store)
 
 
 def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
     """Instructions of all warps and the lines that they touch, per number of warps, as fields of `Facts`.
 
-    `touches` says how often the mean program makes each access. Where a tile has fewer elements than there
-    are threads, loads are made more than once and stores are not.
+    `touches` counts each access in the mean program. Where a tile has fewer elements than there are threads, loads
+    are made more than once and stores are not.
     """
     widest: dict[tuple[tuple[int, ...], int], int] = {}
-    for one in touches:
-        key = one.shape, one.axis
-        widest[key] = max(widest.get(key, 1), one.wide)
+    for tile in touches:
+        key = tile.shape, tile.axis
+        widest[key] = max(widest.get(key, 1), tile.wide)
     results = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in COUNTED_WARPS}
-    for one, times in touches.items():
-        elements = math.prod(one.shape)
-        width = one.wide if one.store else widest[one.shape, one.axis]
+    for tile, times in touches.items():
+        elements = math.prod(tile.shape)
+        width = tile.wide if tile.store else widest[tile.shape, tile.axis]
         lines: dict[tuple[int, int], float] = {}
         for warps in COUNTED_WARPS:
             most = _power_of_two_floor(elements // (WARP_SIZE * warps))
-            apart, vector = min(most, width), min(most, one.vector)
+            apart, vector = min(most, width), min(most, tile.vector)
             if (apart, vector) not in lines:
-                lines[apart, vector] = _lines_per_instruction(one, apart)
-            result = times * max(0.0 if one.store else float(warps), elements / WARP_SIZE / vector)
+                lines[apart, vector] = _lines_per_instruction(tile, apart)
+            result = times * max(0.0 if tile.store else float(warps), elements / WARP_SIZE / vector)
             results[f"accesses_{warps}"] += result
             results[f"lines_{warps}"] += result * lines[apart, vector]
     return results
@@ -198,30 +198,30 @@ def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
 def partial_bytes(touches: Mapping[TileAccess, float]) -> float:
     """Bytes of the sectors that stores of the mean program write in parts, each part counted as a sector.
 
-    Memory reads such a sector before it writes it (error correction). A store that leaves gaps is completed
-    by rows whose place was loaded (tokens in a page), or where the gaps are less than a sector by the store
-    of what lies between: if not much else is stored in the meantime. Rows that are merely short are completed
-    by the programs beside them, at about the same time.
+    Memory reads such a sector before it writes it (error correction). A store with gaps is completed by rows at
+    indices from memory (tokens in a page) or, where the gaps are less than a sector, by the store of the elements
+    between: if not much else is stored in the meantime. Rows that are merely short are completed by the neighbouring
+    programs, at about the same time.
     """
-    return math.fsum(times * _partial_sector_bytes(one) for one, times in touches.items() if one.store)
+    return math.fsum(times * _partial_sector_bytes(tile) for tile, times in touches.items() if tile.store)
 
 
-def _partial_sector_bytes(one: TileAccess) -> float:
-    elements, whole = math.prod(one.shape), SECTOR_BYTES / one.element
-    step = one.steps[one.axis]
-    if elements == 1 or one.run > 1 or step == 0:
+def _partial_sector_bytes(tile: TileAccess) -> float:
+    elements, whole = math.prod(tile.shape), SECTOR_BYTES / tile.element
+    step = tile.steps[tile.axis]
+    if elements == 1 or tile.run > 1 or step == 0:
         return 0.0
     together = max(1.0, min(whole / abs(step), elements)) if step else 1.0
-    unknown = [size for size, step in zip(one.shape, one.steps, strict=True) if step is None]
-    rows = math.prod(unknown) / (one.shape[one.axis] if step is None else 1)
-    together *= min(whole / together, rows) ** _merged_share(one.shape[one.axis] * one.element)
+    unknown = [size for size, step in zip(tile.shape, tile.steps, strict=True) if step is None]
+    rows = math.prod(unknown) / (tile.shape[tile.axis] if step is None else 1)
+    together *= min(whole / together, rows) ** _merged_share(tile.shape[tile.axis] * tile.element)
     if step and abs(step) < whole:
-        together *= min(whole / together, abs(step)) ** _merged_share(elements * one.element)
+        together *= min(whole / together, abs(step)) ** _merged_share(elements * tile.element)
     return SECTOR_BYTES * elements / together if together < whole else 0.0
 
 
 def _merged_share(between: float) -> float:
-    """Share of two stores to one sector that arrive as one, with so many bytes stored between them."""
+    """Share of pairs of stores to one sector that arrive as one, with `between` bytes stored between them."""
     return min(
         1.0,
         max(
@@ -237,15 +237,14 @@ def warp_exchange_counts(
 ) -> dict[str, float]:
     """Elements that warps exchange in reductions and scans, per number of warps, as fields of `Facts`.
 
-    `reductions` has how often the mean program makes each, by shape and dimension. Threads are spread over
-    the dimensions after that one first, each with as many neighbours as it loads at once; the warps that are
-    left share the results. An element counts by the share of a warp's lanes that meet in one bank of shared
-    memory.
+    `reductions` counts those of the mean program by shape and dimension. Threads are spread over the dimensions after
+    that one first, each with as many neighbours as it loads at once; the remaining warps share the results. An element
+    counts by the share of a warp's lanes that meet in one bank of shared memory.
     """
     results = {f"exchanged_{warps}": 0.0 for warps in COUNTED_WARPS}
     widest: dict[tuple[int, ...], int] = {}
-    for one in touches:
-        widest[one.shape] = max(widest.get(one.shape, 1), one.wide)
+    for tile in touches:
+        widest[tile.shape] = max(widest.get(tile.shape, 1), tile.wide)
     for (shape, axis), times in reductions.items():
         inner, vector = math.prod(shape[axis + 1 :]), widest.get(shape, VECTOR_ELEMENTS)
         for warps in COUNTED_WARPS if inner > 1 else ():
@@ -262,14 +261,14 @@ def coalesced_access_counts(nbytes: float) -> dict[str, Any]:
     return {f"{what}_{warps}": each[what] for what in each for warps in COUNTED_WARPS}
 
 
-def _lines_per_instruction(one: TileAccess, apart: int) -> float:
+def _lines_per_instruction(tile: TileAccess, apart: int) -> float:
     """Lines that one instruction of a warp touches, its lanes `apart` elements from each other."""
     lanes, result = float(WARP_SIZE), 1.0
-    for place in (one.axis, *(n for n in reversed(range(len(one.shape))) if n != one.axis)):
-        held = apart if place == one.axis else 1
-        here = min(lanes, max(1.0, one.shape[place] / held))
-        step = one.steps[place]
-        gap = CACHE_LINE_BYTES if step is None else min(CACHE_LINE_BYTES, abs(step) * held * one.element)
+    for place in (tile.axis, *(n for n in reversed(range(len(tile.shape))) if n != tile.axis)):
+        spacing = apart if place == tile.axis else 1
+        here = min(lanes, max(1.0, tile.shape[place] / spacing))
+        step = tile.steps[place]
+        gap = CACHE_LINE_BYTES if step is None else min(CACHE_LINE_BYTES, abs(step) * spacing * tile.element)
         result *= max(1.0, here * gap / CACHE_LINE_BYTES)
         lanes /= here
         if lanes <= 1:
@@ -278,7 +277,7 @@ def _lines_per_instruction(one: TileAccess, apart: int) -> float:
 
 
 def _pointee_bytes(type_: Type) -> int:
-    """Bytes of what a pointer points at; 1 for anything else."""
+    """Bytes of a pointer's element; 1 for other types."""
     return max(1, type_.pointee.bits // 8) if type_.pointee is not None else 1
 
 

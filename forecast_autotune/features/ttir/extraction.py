@@ -56,7 +56,7 @@ _CONVERSIONS = frozenset(("tt.trans", "tt.reshape", "tt.join", "tt.split", "tt.c
 
 
 def assignment_key(kwargs: Mapping[str, Scalar]) -> str:
-    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted; without what only the compiler reads."""
+    """The canonical name of a constexpr assignment: `A=1,B=2`, sorted; without options of the compiler."""
     return ",".join(f"{name}={kwargs[name]}" for name in sorted(kwargs) if name not in COMPILE_OPTIONS)
 
 
@@ -75,22 +75,22 @@ def extract_facts(text: str, arguments: Sequence[Argument], grid: tuple[int, ...
     branch on unknown data counts half. Raises `FeatureError` for text that is not a TTIR module.
     """
     try:
-        parsed = cached_module(text)
-        kernel = parsed.kernel
-        walk = _FactCollector(functions=parsed.functions, grid=grid)
+        module = cached_module(text)
+        kernel = module.kernel
+        walk = _FactCollector(functions=module.functions, grid=grid)
         walk.bind_parameters(kernel, bind_parameters(kernel, arguments))
         walk.function(kernel, {}, 1, 0)
-        return walk.facts(parsed)
+        return walk.facts(module)
     except FeatureError:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        # Text of another release, or cut: one candidate less that is known, not a surrogate that fails.
+        # Text of another release, or cut: one candidate without facts, not a surrogate that fails.
         raise FeatureError(f"an operation is not as it should be in TTIR: {error!r}") from error
 
 
 @dataclass(frozen=True)
 class _LoopProfile:
-    """A loop that the mean program goes through."""
+    """A loop of the mean program."""
 
     op: Op
     entries: float
@@ -114,9 +114,9 @@ class _FactCollector(IntegerAnalysis):
     masked_bytes: float = 0.0
     accesses: dict[int, AccessPattern] = field(default_factory=dict)
     touches: dict[coalescing.TileAccess, float] = field(default_factory=dict)
-    """How often the mean program makes each access."""
+    """Count of each access in the mean program."""
     reductions: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
-    """How often the mean program joins elements in each way, see `coalescing.warp_exchange_counts`."""
+    """Count of each kind of reduction in the mean program, see `coalescing.warp_exchange_counts`."""
     largest: int = 1
     unknown: int = 0
     calls: int = 0
@@ -125,7 +125,7 @@ class _FactCollector(IntegerAnalysis):
         self.total[name] = self.total.get(name, 0.0) + amount
 
     def function(self, function: TtirFunction, values: Environment, weight: Value, depth: int) -> list[str]:
-        """Walk a function's blocks; returns the names of what it returns."""
+        """Walk a function's blocks; returns the names of its results."""
         self.values.update(values)
         return self.region(function.blocks, weight, depth)
 
@@ -147,11 +147,11 @@ class _FactCollector(IntegerAnalysis):
         targets = [word.split("(")[0].rstrip(",") for word in op.text.split() if word.startswith("^")]
         weights: list[Value] = [here]
         if op.name == "cf.cond_br" and len(targets) == 2:
-            chosen = self.values.get(op.operands[0])
-            if chosen is not None:
-                weights = list(_split_weight(here, chosen))
+            condition = self.values.get(op.operands[0])
+            if condition is not None:
+                weights = list(_split_weight(here, condition))
             else:
-                # `if done: return` on unknown data: the way that has work to do is the usual one.
+                # `if done: return` on unknown data: the branch with work to do is the usual one.
                 by_label = {block.label: block for block in blocks}
                 empty = [t in by_label and len(by_label[t].ops) <= 1 for t in targets]
                 parts = (0.5, 0.5) if empty[0] == empty[1] else (float(empty[1]), float(empty[0]))
@@ -175,8 +175,8 @@ class _FactCollector(IntegerAnalysis):
         if name in tensors.LOADS:
             self._access(op, "load", op.outputs[0].nbytes, scale)
         elif name in tensors.STORES:
-            stored = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded_type()
-            self._access(op, "store", stored.nbytes, scale)
+            value = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded_type()
+            self._access(op, "store", value.nbytes, scale)
         elif name in tensors.DOTS:
             self._dot(op, scale)
         elif name == "tt.call":
@@ -185,8 +185,8 @@ class _FactCollector(IntegerAnalysis):
             self.add("reduce_elements", op.inputs[0].elements * scale)
         elif name in tensors.REDUCTIONS:
             self.add(f"{name[3:]}_elements", op.inputs[0].elements * scale)
-            joined = tensors.reduction_axis(op)
-            self.reductions[joined] = self.reductions.get(joined, 0.0) + len(op.inputs) * scale
+            key = tensors.reduction_axis(op)
+            self.reductions[key] = self.reductions.get(key, 0.0) + len(op.inputs) * scale
         elif name in tensors.ATOMICS:
             self._atomic(op, scale)
         elif name in _CONVERSIONS:
@@ -201,11 +201,11 @@ class _FactCollector(IntegerAnalysis):
         axis: int | None
         if pointer.kind == "block":
             tile = pointer.loaded_type().shape or (1,)
-            run, axis, masked = tile[-1], len(tile) - 1, "boundaryCheck" in op.text
+            run, axis, is_masked = tile[-1], len(tile) - 1, "boundaryCheck" in op.text
         else:
             run, axis = tensors.contiguous_run(pointer.shape, self.strides.get(op.operands[0]))
-            masked = len(op.operands) > (1 if what == "load" else 2)
-        mask = op.operands[-1 if what == "store" else 1] if masked and pointer.kind == "pointer" else ""
+            is_masked = len(op.operands) > (1 if what == "load" else 2)
+        mask = op.operands[-1 if what == "store" else 1] if is_masked and pointer.kind == "pointer" else ""
         self.add("inactive_bytes", (1.0 - mean(self.active.get(mask, 1.0))) * nbytes * scale)
         vector = wide = run
         if pointer.kind == "pointer" and pointer.tensor:
@@ -215,7 +215,7 @@ class _FactCollector(IntegerAnalysis):
                 self.strides.get(op.operands[0]),
                 (run, axis),
                 self.divisors.get(op.operands[0], 1),
-                even if masked else None,
+                even if is_masked else None,
                 what == "store",
             )
             self.touches[touch] = self.touches.get(touch, 0.0) + scale
@@ -223,7 +223,7 @@ class _FactCollector(IntegerAnalysis):
         several = len(pointer.loaded_type().shape) > 1
         self.accesses[id(op)] = AccessPattern(run, axis if several else None, vector, wide)
         self.contiguous_bytes += run * nbytes * scale
-        self.masked_bytes += nbytes * scale if masked else 0.0
+        self.masked_bytes += nbytes * scale if is_masked else 0.0
 
     def _atomic(self, op: Op, scale: float) -> None:
         elements = op.inputs[-1 if "descriptor" in op.name else 0].elements
@@ -261,30 +261,30 @@ class _FactCollector(IntegerAnalysis):
         callee = self.functions.get(op.text.partition("@")[2].partition("(")[0].strip('"'))
         if callee is None or self.calls >= _MAX_CALL_DEPTH:
             return
-        given = dict(zip(callee.blocks[0].arguments, op.operands, strict=False))
+        renames = dict(zip(callee.blocks[0].arguments, op.operands, strict=False))
         inner = _FactCollector(
             functions=self.functions,
             grid=self.grid,
             total=self.total,
-            strides=bind_call(self.strides, given),
+            strides=bind_call(self.strides, renames),
             dots=self.dots,
             flops=self.flops,
             loops=self.loops,
-            guesses=bind_call(self.guesses, given),
-            undecided=bind_call(self.undecided, given),
+            guesses=bind_call(self.guesses, renames),
+            undecided=bind_call(self.undecided, renames),
             accesses=self.accesses,
             touches=self.touches,
             reductions=self.reductions,
-            starts=bind_call(self.starts, given),
-            active=bind_call(self.active, given),
+            starts=bind_call(self.starts, renames),
+            active=bind_call(self.active, renames),
             rows=self.rows,
             sizes=self.sizes,
-            sources=bind_call(self.sources, given),
-            divisors=bind_call(self.divisors, given),
+            sources=bind_call(self.sources, renames),
+            divisors=bind_call(self.divisors, renames),
             calls=self.calls + 1,
         )
-        returned = inner.function(callee, bind_call(self.values, given), weight, depth)
-        for result, name in zip(op.results, returned, strict=False):
+        outputs = inner.function(callee, bind_call(self.values, renames), weight, depth)
+        for result, name in zip(op.results, outputs, strict=False):
             if name in inner.values:
                 self.values[result] = inner.values[name]
             elif name in inner.guesses:
@@ -305,67 +305,67 @@ class _FactCollector(IntegerAnalysis):
                 self.region(region, weight, depth)
 
     def _if(self, op: Op, weight: Value, depth: int) -> None:
-        chosen = self.values.get(op.operands[0])
-        weights = (lift(lambda w: w / 2, weight),) * 2 if chosen is None else _split_weight(weight, chosen)
-        yielded: list[list[Value | None]] = []
+        test = self.values.get(op.operands[0])
+        weights = (lift(lambda w: w / 2, weight),) * 2 if test is None else _split_weight(weight, test)
+        results: list[list[Value | None]] = []
         for region, share in zip(op.regions, weights, strict=False):
             names = self.region(region, share, depth)
-            yielded.append([self.values.get(name) for name in names])
-        if chosen is None or len(yielded) < 2:
+            results.append([self.values.get(name) for name in names])
+        if test is None or len(results) < 2:
             return
-        for result, a, b in zip(op.results, *yielded, strict=False):
+        for result, a, b in zip(op.results, *results, strict=False):
             if a is not None and b is not None:
-                self.values[result] = lift(lambda c, x, y: x if c else y, chosen, a, b)
+                self.values[result] = lift(lambda c, x, y: x if c else y, test, a, b)
 
     def _loop(self, op: Op, weight: Value, depth: int) -> None:
         body = op.regions[0][0] if op.name == "scf.for" else op.regions[-1][0]
         first = op.regions[0][0]
-        carried = first.arguments[len(first.arguments) - len(op.inits) :]
-        for name, init in zip(carried, op.inits, strict=False):
+        iter_args = first.arguments[len(first.arguments) - len(op.inits) :]
+        for name, init in zip(iter_args, op.inits, strict=False):
             self.forget(name)
             self.assume_initial(name, init)
             if op.name == "scf.while":
-                self.divisors.pop(name, None)  # by what it grows is not looked for
+                self.divisors.pop(name, None)  # its increment is not searched for
         if op.name == "scf.for":
             self.forget(body.arguments[0])
-            self.align(op, body, carried)
-        counted = self.for_trips(op, body) if op.name == "scf.for" else self.while_trips(op)
-        if counted is None or (not counted[1] and mean(counted[0]) <= 0):
-            counted = DEFAULT_TRIPS, False
-        count, certain = counted
+            self.align(op, body, iter_args)
+        trips = self.for_trips(op, body) if op.name == "scf.for" else self.while_trips(op)
+        if trips is None or (not trips[1] and mean(trips[0]) <= 0):
+            trips = DEFAULT_TRIPS, False
+        count, certain = trips
         self.unknown += not certain and mean(weight) > 0
         inside = lift(lambda w, n: w * n, weight, count)
-        known = len(self.loops)
+        loop_count = len(self.loops)
         for region in op.regions:
             self.region(region, inside, depth + 1)
         if mean(inside) > 0:
             self.loops.append(
-                _LoopProfile(op, mean(weight), mean(inside), depth + 1, len(self.loops) == known)
+                _LoopProfile(op, mean(weight), mean(inside), depth + 1, len(self.loops) == loop_count)
             )
-        for result, init, name in zip(op.results, op.inits, carried, strict=False):
+        for result, init, name in zip(op.results, op.inits, iter_args, strict=False):
             if init in self.strides:
                 self.strides[result] = self.strides[init]
             if name in self.divisors:
                 self.divisors[result] = self.divisors[name]
 
-    def facts(self, parsed: TtirModule) -> TtirFacts:
+    def facts(self, module: TtirModule) -> TtirFacts:
         """Sum up after the walk."""
-        kernel = parsed.kernel
+        kernel = module.kernel
         total = dict(self.total)
-        moved = total.get("load_bytes", 0.0) + total.get("store_bytes", 0.0)
+        traffic = total.get("load_bytes", 0.0) + total.get("store_bytes", 0.0)
         flops = total.get("dot_flops", 0.0)
         shapes: dict[tuple[int, int, int], float] = {}
         for (m, n, k, _), part in self.dots.items():
             if flops:
                 shapes[m, n, k] = shapes.get((m, n, k), 0.0) + part / flops
         busiest = max(
-            self.loops, key=lambda one: one.iterations * len(one.op.regions[-1][0].ops), default=None
+            self.loops, key=lambda loop: loop.iterations * len(loop.op.regions[-1][0].ops), default=None
         )
-        chain, loads = parsed.longest_chains(busiest.op if busiest else None)
-        innermost = [one for one in self.loops if one.innermost]
-        buffers = [result for one in self.loops if (result := tensors.pipelined_bytes(one.op)) is not None]
-        followed = chained(kernel.blocks) if len(self.flops) > 1 else []
-        heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
+        chain, loads = module.longest_chains(busiest.op if busiest else None)
+        innermost = [loop for loop in self.loops if loop.innermost]
+        buffers = [result for loop in self.loops if (result := tensors.pipelined_bytes(loop.op)) is not None]
+        dots = chained(kernel.blocks) if len(self.flops) > 1 else []
+        heads = sorted(dots, key=lambda dot: self.flops.get(id(dot), 0.0))
         rows, columns = heads[-1].outputs[0].shape[-2:] if heads else (0, 0)
         return TtirFacts(
             **total,
@@ -379,23 +379,23 @@ class _FactCollector(IntegerAnalysis):
             pipelined_bytes=max((every for _, every in buffers), default=0.0),
             pipelined_dot_bytes=max((feeding for feeding, _ in buffers), default=0.0),
             largest_tile=float(self.largest),
-            live_bytes=parsed.live_bytes,
-            accumulator_bytes=max((_accumulator_bytes(one.op) for one in self.loops), default=0.0),
-            loop_trips=max((one.iterations for one in self.loops), default=1.0),
-            iterations=sum(one.iterations for one in innermost) if self.loops else 1.0,
-            loop_entries=sum(one.entries for one in innermost) if self.loops else 1.0,
-            loop_depth=max((one.depth for one in self.loops), default=0),
+            live_bytes=module.live_bytes,
+            accumulator_bytes=max((_accumulator_bytes(loop.op) for loop in self.loops), default=0.0),
+            loop_trips=max((loop.iterations for loop in self.loops), default=1.0),
+            iterations=sum(loop.iterations for loop in innermost) if self.loops else 1.0,
+            loop_entries=sum(loop.entries for loop in innermost) if self.loops else 1.0,
+            loop_depth=max((loop.depth for loop in self.loops), default=0),
             serial_chain=float(chain),
             load_chain=float(loads),
-            mean_contiguous=self.contiguous_bytes / moved if moved else 1.0,
-            masked_share=self.masked_bytes / moved if moved else 0.0,
-            staged_loops=parsed.staged_loops,
+            mean_contiguous=self.contiguous_bytes / traffic if traffic else 1.0,
+            masked_share=self.masked_bytes / traffic if traffic else 0.0,
+            staged_loops=module.staged_loops,
             unknown_trips=self.unknown,
             **vars(shared_memory_use(kernel.blocks, self.accesses)),
             **coalescing.access_counts(self.touches),
             **coalescing.warp_exchange_counts(self.reductions, self.touches),
             partial_bytes=coalescing.partial_bytes(self.touches),
-            ops=parsed.ops,
+            ops=module.ops,
         )
 
 
@@ -403,28 +403,28 @@ def _is_special(name: str) -> bool:
     return name in _SPECIAL or (name.startswith("math.") and name not in _EXACT_MATH)
 
 
-def _split_weight(weight: Value, chosen: Value) -> tuple[Value, Value]:
-    """Divide a weight between the two ways of a branch whose condition is known per program."""
-    taken = lift(lambda w, c: w if c else 0, weight, chosen)
-    return taken, lift(lambda w, t: w - t, weight, taken)
+def _split_weight(weight: Value, condition: Value) -> tuple[Value, Value]:
+    """Divide a weight between the two targets of a branch whose condition is known per program."""
+    share = lift(lambda w, c: w if c else 0, weight, condition)
+    return share, lift(lambda w, t: w - t, weight, share)
 
 
 def _accumulator_bytes(loop: Op) -> float:
-    carried = [t for t in loop.regions[-1][0].types if t.tensor]
-    result = sum(t.nbytes for t in carried if t.kind == "float")
-    if any(t.kind == "int" for t in carried):  # indices, or sums of integer dots
+    types = [t for t in loop.regions[-1][0].types if t.tensor]
+    result = sum(t.nbytes for t in types if t.kind == "float")
+    if any(t.kind == "int" for t in types):  # indices, or sums of integer dots
         dots = {
             op.outputs[0]
             for op in tensors.walk_ops(list(tensors.nested_blocks(loop)))
             if op.name in tensors.DOTS
         }
-        result += sum(t.nbytes for t in carried if t.kind == "int" and t in dots)
+        result += sum(t.nbytes for t in types if t.kind == "int" and t in dots)
     return float(result)
 
 
 @dataclass(frozen=True, eq=False)
 class TtirModule:
-    """The functions of a text, and those facts that are the same for all arguments and grids."""
+    """The functions of a text, and its facts that do not depend on arguments and grids."""
 
     functions: Mapping[str, TtirFunction]
     _chains: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -261,14 +261,14 @@ def facts_to_json(facts: TtirFacts) -> dict[str, Any]:
 
 def facts_from_json(data: Mapping[str, Any]) -> TtirFacts:
     """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in data.items():
         if name == "dot_shapes":
-            given[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
+            values[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
         else:
             kind = type(_DEFAULTS[name])
-            given[name] = kind(_number(value))
-    return TtirFacts(**given)
+            values[name] = kind(_number(value))
+    return TtirFacts(**values)
 
 
 def _number(value: Any) -> float:

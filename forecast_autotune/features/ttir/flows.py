@@ -97,7 +97,7 @@ class _Walk:
             return
         if op.name in ("tt.call", "llvm.call") or op.name.startswith("cf."):
             raise FeatureError(f"{op.name} is not followed")
-        made = _NONE.union(*(self.values.get(name, _NONE) for name in op.operands))
+        flow = _NONE.union(*(self.values.get(name, _NONE) for name in op.operands))
         if op.name in LOADS | STORES | ATOMICS:
             into = self._named("at", op.operands[:1])
             # By pointers: address, mask and what there is without it; or address, value and mask.
@@ -106,7 +106,7 @@ class _Walk:
             self.steering |= self._named("of", (name for name in op.operands if name not in value))
             if op.name in LOADS | ATOMICS:
                 self.read |= into
-                made = frozenset(("of", name) for name in into | self._named("of", value))
+                flow = frozenset(("of", name) for name in into | self._named("of", value))
             if op.name not in LOADS:
                 self.written |= into
                 self.stored |= {(target, n) for target in into for n in self._named("of", op.operands[1:])}
@@ -114,27 +114,27 @@ class _Walk:
             self.steering |= self._named("of", op.operands[op.name in _INDEXED :])
         elif op.name in DOTS:
             self.dots |= self._named("of", op.operands[:2] if op.name == "tt.dot" else op.operands[:-1])
-        self.values |= dict.fromkeys(op.results, made)
+        self.values |= dict.fromkeys(op.results, flow)
 
     def _branch(self, op: Op) -> None:
         for region in op.regions:
             self._join(op.results, self.region(region) if region[0].ops else ())
 
     def _loop(self, op: Op) -> None:
-        counted = op.name == "scf.for"
+        is_for = op.name == "scf.for"
         arguments = op.regions[0][0].arguments
         for name in arguments:
             self.values.pop(name, None)
-        carried = arguments[1:] if counted else arguments
-        self._join(arguments[:1] * 3 if counted else (), op.operands)
-        self._join(carried, op.inits)
+        iter_args = arguments[1:] if is_for else arguments
+        self._join(arguments[:1] * 3 if is_for else (), op.operands)
+        self._join(iter_args, op.inits)
         grown = True
         while grown:
-            given = self.region(op.regions[0])
-            if not counted:  # a condition, and what it hands to the second region
-                self.steering |= self._named("of", given[:1])
-                self._join(op.results, given[1:])
-                self._join(op.regions[1][0].arguments, given[1:])
-                given = self.region(op.regions[1])
-            grown = self._join(carried, given)
-        self._join(op.results if counted else (), carried)
+            yields = self.region(op.regions[0])
+            if not is_for:  # a condition, and the arguments of the second region
+                self.steering |= self._named("of", yields[:1])
+                self._join(op.results, yields[1:])
+                self._join(op.regions[1][0].arguments, yields[1:])
+                yields = self.region(op.regions[1])
+            grown = self._join(iter_args, yields)
+        self._join(op.results if is_for else (), iter_args)

@@ -65,12 +65,12 @@ class IntegerAnalysis:
     sources: dict[str, str] = field(default_factory=dict)
     """The pointer parameter from which a pointer or a loaded integer comes."""
     undecided: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The guesses that rest on data: on which loads."""
+    """The loads that each guess rests on."""
 
     def bind_parameters(self, function: TtirFunction, bound: Environment) -> None:
-        """Take up what `bind` knows of a kernel's parameters.
+        """Take the values of a kernel's parameters from `bound`.
 
-        Where the text says of none by what it is divided, pointers are aligned, as a rule, and integers as they are.
+        Where the text states no divisor of any parameter, pointers count as aligned, and integers by their values.
         """
         block = function.blocks[0]
         for name, type_ in zip(block.arguments, block.types, strict=False):
@@ -87,17 +87,17 @@ class IntegerAnalysis:
                 self.divisors[name] = coalescing.ALIGNMENT if even or type_.kind == "pointer" else 1
 
     def align(self, op: Op, body: Block, carried: Sequence[str]) -> None:
-        """The divisors of an `scf.for`'s variable and of what it carries, before its body is walked."""
+        """Set the divisors of an `scf.for`'s variable and of its carried values, before its body is walked."""
         self.divisors[body.arguments[0]] = min(self.divisors.get(name, 1) for name in op.operands[::2])
         for name, last in zip(carried, body.ops[-1].operands, strict=False):
             if name in self.divisors:
-                added = coalescing.loop_growth_divisor(
+                growth = coalescing.loop_growth_divisor(
                     name, last, body, self.divisors, self.strides, self.values
                 )
-                self.divisors[name] = min(self.divisors[name], added)
+                self.divisors[name] = min(self.divisors[name], growth)
 
     def forget(self, name: str) -> None:
-        """Drop what was said of a name: names of regions that have ended are used again by their siblings."""
+        """Drop all facts of a name: sibling regions use the same names again."""
         self.values.pop(name, None)
         self.strides.pop(name, None)
         self.divisors.pop(name, None)
@@ -109,7 +109,7 @@ class IntegerAnalysis:
             self.undecided.pop(name, None)
 
     def propagate(self, op: Op) -> None:
-        """Work out what an operation with one integer or pointer result gives."""
+        """Work out the result of an operation with one integer or pointer result."""
         if op.name in _TRACED and op.operands and (source := self.sources.get(op.operands[0])) is not None:
             self.sources[op.results[0]] = source
         if (value := evaluate(op, self.values, self.grid)) is not None:
@@ -125,7 +125,7 @@ class IntegerAnalysis:
         self.divisors[op.results[0]] = coalescing.divisor(op, self.divisors, self.strides, self.values)
 
     def _propagate_start(self, op: Op) -> None:
-        """Where a tensor of integers starts that is not all the same; of a mask, how much of it is on."""
+        """Work out the first element of a tensor of different integers, or the active share of a mask."""
         name = op.results[0]
         start: Value | None
         if op.name == "tt.make_range":
@@ -135,8 +135,8 @@ class IntegerAnalysis:
             if (share := self._mask_share(op)) is not None:
                 self.active[name] = share
         elif name not in self.values and any(operand in self.starts for operand in op.operands):
-            known = {n: v for n in op.operands if (v := self.starts.get(n, self.values.get(n))) is not None}
-            start = evaluate(op, known, self.grid) if len(known) == len(op.operands) else None
+            values = {n: v for n in op.operands if (v := self.starts.get(n, self.values.get(n))) is not None}
+            start = evaluate(op, values, self.grid) if len(values) == len(op.operands) else None
             if start is not None:
                 self.starts[name] = start
 
@@ -145,10 +145,10 @@ class IntegerAnalysis:
             return value
         if op.name == "arith.cmpi":
             return self._share_below(op)
-        known = [self.active[operand] for operand in op.operands if operand in self.active]
-        if op.name == "arith.andi" and len(known) > 1:
-            return lift(lambda a, b: a * b, *known)
-        return known[0] if known and op.name in _MASK_PRESERVING_OPS else None
+        shares = [self.active[operand] for operand in op.operands if operand in self.active]
+        if op.name == "arith.andi" and len(shares) > 1:
+            return lift(lambda a, b: a * b, *shares)
+        return shares[0] if shares and op.name in _MASK_PRESERVING_OPS else None
 
     def _share_below(self, op: Op) -> Value | None:
         """The share of `first + step * i`, along one dimension, that is less than a limit."""
@@ -164,7 +164,7 @@ class IntegerAnalysis:
         return lift(lambda a, b: min(1.0, max(0.0, math.ceil((b - a) / step) / size)), first, limit)
 
     def _propagate_guess(self, op: Op) -> None:
-        """The assumed value of an integer that data decide: a loaded one is an extent, the rest follows from it."""
+        """Guess an integer that depends on data: a loaded one is an extent, others follow from it."""
         name = op.results[0]
         if op.name in tensors.LOADS or op.name == "tt.reduce":
             self.guesses[name] = (
@@ -184,31 +184,31 @@ class IntegerAnalysis:
                 self.undecided[name] = frozenset().union(*origins)
 
     def _offset_gap(self, name: str) -> float:
-        """The step between neighbouring offsets, one of which is `name`: the rows shared out evenly.
+        """The step between neighbouring offsets, one of which is `name`: equal parts of the rows of a tensor.
 
-        Among all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
-        where nothing is known of the offsets' tensor, or no other has that many rows.
+        The tensor is the one with most rows, except that of the offsets, which are one more than the parts. A usual
+        extent where the offsets' tensor is unknown, or no other has that many rows.
         """
         source = self.sources.get(name, "")
         parts = self.rows.get(source, 0) - 1
-        most = max((rows for other, rows in self.rows.items() if other != source), default=0)
+        most = max((rows for key, rows in self.rows.items() if key != source), default=0)
         return round(most / parts) if 0 < parts <= most else ASSUMED_EXTENT
 
     def assume_initial(self, name: str, init: str) -> None:
-        """A carried value looks like the one it starts from, at least in the first iteration."""
+        """Take the facts of a carried value from its initial one: they hold at least in the first iteration."""
         if init in self.strides:
             # Pointers are advanced by equal amounts in all elements, so runs stay runs.
             self.strides[name] = self.strides[init]
         if init in self.divisors:
             self.divisors[name] = self.divisors[init]
-        if (start := self._known(init)) is not None:
+        if (start := self._value_or_guess(init)) is not None:
             self.guesses[name] = start
             if init in self.undecided:
                 self.undecided[name] = self.undecided[init]
 
     def for_trips(self, op: Op, body: Block) -> tuple[Value, bool] | None:
         """(iterations, whether no data decide them)."""
-        lower, upper, step = (self._known(name) for name in op.operands)
+        lower, upper, step = (self._value_or_guess(name) for name in op.operands)
         count = trip_count(lower, upper, step)
         if count is None or lower is None or step is None:
             return None
@@ -217,7 +217,7 @@ class IntegerAnalysis:
             self.values[body.arguments[0]] = _iteration_values(lower, step, count, body)
         elif not certain and mean(count) <= 0:
             start, end = (self.undecided.get(name, frozenset()) for name in op.operands[:2])
-            # From one loaded place to another; or, of one and the same number, the rest of a division.
+            # Bounds from two loads are neighbouring offsets; bounds from one and the same, the rest of a division.
             count = 1 if start & end else trip_count(0, self._offset_gap(op.operands[1]), step) or 1
         return count, certain
 
@@ -228,21 +228,21 @@ class IntegerAnalysis:
         if names is None:
             return None
         self._evaluate_ahead(before)
-        start, stop = (self._known(name) for name in names[:2])
+        start, stop = (self._value_or_guess(name) for name in names[:2])
         certain = self.undecided.keys().isdisjoint(names[:2])
         if isinstance(start, tuple) and op.inits[before.arguments.index(names[0])] not in self.values:
-            # Goes on where the last round of an outer loop ended, which is anywhere: on average, at once.
+            # The counter continues from the last round of an outer loop, at any value: on average, the first one.
             first, second, *_ = sorted(start)
-            start = first - (second - first) / 2  # samples stand in the middle of equal shares of the grid
-        for name, given in zip(after.arguments, before.ops[-1].operands[1:], strict=False):
-            if name != given:
+            start = first - (second - first) / 2  # samples lie in the middle of equal shares of the grid
+        for name, init in zip(after.arguments, before.ops[-1].operands[1:], strict=False):
+            if name != init:
                 self.forget(name)
-                self.assume_initial(name, given)
+                self.assume_initial(name, init)
         self._evaluate_ahead(after)
-        step = self._known(names[2])
+        step = self._value_or_guess(names[2])
         if start is None or stop is None or step is None:
             return None
-        # The step may be a first one (to the end of a tile, say): a fraction stands for the later ones.
+        # The step may be that of the first iteration only (to the end of a tile, say): no rounding up.
         count = lift(lambda a, b, by: max(0.0, (b - a) / by) if by > 0 else 0.0, start, stop, step)
         return count, certain and names[2] not in self.undecided
 
@@ -253,15 +253,15 @@ class IntegerAnalysis:
                 self.forget(op.results[0])
                 self.propagate(op)
 
-    def _known(self, name: str) -> Value | None:
+    def _value_or_guess(self, name: str) -> Value | None:
         return self.values.get(name, self.guesses.get(name))
 
 
 def _iteration_values(lower: Value, step: Value, count: Value, body: Block) -> Value:
-    """The value that stands for a loop's variable: an inner bound that is linear in it keeps its mean either way.
+    """The representative of a loop's variable: an inner bound that is linear in it keeps its mean either way.
 
-    The middle iteration; or, where an inner loop may depend on it by more than a line (`tile % width`)
-    and all programs iterate alike, another iteration for each sampled program.
+    It is the middle iteration; or, where an inner loop may depend on it in another way (`tile % width`) and all
+    programs iterate alike, another iteration for each sampled program.
     """
     counts = count if isinstance(count, tuple) else (count,)
     inner = any(op.name in ("scf.for", "scf.while") for op in body.ops)

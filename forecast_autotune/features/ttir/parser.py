@@ -165,13 +165,13 @@ def _signature(section: str) -> tuple[tuple[Type, ...], tuple[Type, ...] | None]
 
 
 def _outputs(
-    name: str, count: int, inputs: tuple[Type, ...], given: tuple[Type, ...] | None
+    name: str, count: int, inputs: tuple[Type, ...], types: tuple[Type, ...] | None
 ) -> tuple[Type, ...]:
-    """The types of an operation's results, by the printer's rules for what it leaves out."""
+    """The types of an operation's results; omitted ones by the printer's rules."""
     if count == 0:
         return ()
-    if given is not None:
-        return (given + (given[-1:] or (_OTHER,)) * count)[:count]
+    if types is not None:
+        return (types + (types[-1:] or (_OTHER,)) * count)[:count]
     if not inputs:
         return (_BOOLEAN if name == "arith.constant" else _OTHER,) * count
     if name == "tt.load":
@@ -222,14 +222,14 @@ def _clean(line: str) -> str:
 def strip_locations(text: str) -> str:
     """The same module without `loc(...)` suffixes and location tables."""
     lines = (line.rstrip() for line in text.splitlines())
-    kept = [line for line in lines if line and not line.lstrip().startswith("#loc")]
-    return "\n".join(line[: len(line) - len(line.lstrip())] + _clean(line.lstrip()) for line in kept) + "\n"
+    code = [line for line in lines if line and not line.lstrip().startswith("#loc")]
+    return "\n".join(line[: len(line) - len(line.lstrip())] + _clean(line.lstrip()) for line in code) + "\n"
 
 
-def _type_section_start(rest: str) -> int:
+def _type_section_start(text: str) -> int:
     """Where the type section starts: the last ` : ` that is not inside an attribute dictionary, or -1."""
-    place = rest.rfind(" : ")
-    return -1 if place < 0 or rest.count("}", place) > rest.count("{", place) else place
+    place = text.rfind(" : ")
+    return -1 if place < 0 or text.count("}", place) > text.count("{", place) else place
 
 
 def _operation(line: str) -> tuple[Op, Block | None]:
@@ -237,43 +237,43 @@ def _operation(line: str) -> tuple[Op, Block | None]:
     match = _HEAD.match(line)
     if match is None:
         raise FeatureError(f"not a line of Triton IR: {line!r:.80}; pass the text of a TTIR module")
-    results, name, rest = _names(match.group(1)), match.group(2), match.group(3)
-    if '"' in rest:
-        rest = _STRING.sub('""', rest)
-    if rest.endswith("{"):
-        rest = rest[:-1].rstrip("( ")
+    results, name, tail = _names(match.group(1)), match.group(2), match.group(3)
+    if '"' in tail:
+        tail = _STRING.sub('""', tail)
+    if tail.endswith("{"):
+        tail = tail[:-1].rstrip("( ")
         first = Block("", [], [])
     else:
         first = None
     if name == "scf.for" and first is not None:
-        return _for(results, rest, first), first
+        return _for(results, tail, first), first
     # Branches type their arguments inside the target list, and have no results.
-    place = -1 if name.startswith("cf.") else _type_section_start(rest)
+    place = -1 if name.startswith("cf.") else _type_section_start(tail)
     inputs: tuple[Type, ...] = ()
-    given: tuple[Type, ...] | None = None
+    outputs: tuple[Type, ...] | None = None
     if place >= 0:
-        inputs, given = _signature(rest[place + 3 :])
-        rest = rest[:place]
-    elif name == "scf.if" and " -> " in rest:
-        rest, _, section = rest.partition(" -> ")
-        given = _signature(f" -> {section}")[1]
-    op = Op(name, results, _VALUE.findall(rest), rest, inputs, _outputs(name, len(results), inputs, given))
+        inputs, outputs = _signature(tail[place + 3 :])
+        tail = tail[:place]
+    elif name == "scf.if" and " -> " in tail:
+        tail, _, section = tail.partition(" -> ")
+        outputs = _signature(f" -> {section}")[1]
+    op = Op(name, results, _VALUE.findall(tail), tail, inputs, _outputs(name, len(results), inputs, outputs))
     if name == "scf.while" and first is not None:
-        pairs = _CARRIED.findall(rest)
+        pairs = _CARRIED.findall(tail)
         op.inits, op.operands = [init for _, init in pairs], []
         first.arguments, first.types = [argument for argument, _ in pairs], list(inputs)
     return op, first
 
 
-def _for(results: list[str], rest: str, body: Block) -> Op:
+def _for(results: list[str], tail: str, body: Block) -> Op:
     """Read the head of an `scf.for`: operands are lower bound, upper bound and step."""
-    match = _FOR.match(rest)
+    match = _FOR.match(tail)
     if match is None:
         raise FeatureError(
-            f"an scf.for this parser cannot read: {rest!r:.120}; report it with the module's text"
+            f"an scf.for this parser cannot read: {tail!r:.120}; report it with the module's text"
         )
-    variable, lower, upper, step, carried, types, index = match.groups()
-    pairs = _CARRIED.findall(carried or "")
+    variable, lower, upper, step, iter_args, types, index = match.groups()
+    pairs = _CARRIED.findall(iter_args or "")
     outputs = tuple(parse_type(part) for part in _split_top_level(types or ""))
     body.arguments = ["%" + variable] + [argument for argument, _ in pairs]
     body.types = [parse_type(index or "index"), *outputs]
@@ -334,9 +334,7 @@ def _open_function(
     names, types = _parameters(match.group(3))
     first = Block("^bb0", names, types)
     name = match.group(2).strip('"')
-    divisors = {
-        "%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(match.group(3))
-    }
+    divisors = {"%" + m.group(1): int(m.group(2)) for m in _DIVISIBLE_PARAMETER.finditer(match.group(3))}
     functions[name] = TtirFunction(name, match.group(1) == "public", [first], divisors)
     holder = Op("tt.func", [], [], "", (), (), [], [functions[name].blocks])
     open_ops.append(holder)
@@ -369,5 +367,5 @@ def _close_region(line: str, open_ops: list[Op | None], blocks: list[Block]) -> 
     if line.startswith("} {"):  # attributes, which loops are printed with after their body
         op.text += line[1:]
     if line.startswith("}) ") and (place := _type_section_start(line)) >= 0:
-        op.inputs, given = _signature(line[place + 3 :])
-        op.outputs = _outputs(op.name, len(op.results), op.inputs, given)
+        op.inputs, outputs = _signature(line[place + 3 :])
+        op.outputs = _outputs(op.name, len(op.results), op.inputs, outputs)

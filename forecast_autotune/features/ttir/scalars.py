@@ -135,17 +135,17 @@ def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> 
     values = [known.get(operand) for operand in op.operands]
     if any(value is None for value in values) or not name.startswith("arith."):
         return None
-    given = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None]
     short = name[6:]
     try:
-        if short in _BINARY and len(given) == 2:
-            return lift(_BINARY[short], *given)
+        if short in _BINARY and len(numbers) == 2:
+            return lift(_BINARY[short], *numbers)
         if short == "cmpi":
-            return lift(_COMPARE[predicate(op)], *given)
+            return lift(_COMPARE[predicate(op)], *numbers)
         if short == "select":
-            return lift(lambda chosen, a, b: a if chosen else b, *given)
+            return lift(lambda condition, a, b: a if condition else b, *numbers)
     except (ArithmeticError, ValueError, KeyError):
-        # Division by a zero that only this sample sees, a negative shift: the value is unknown.
+        # Division by zero in one sample, a negative shift: the value is unknown.
         return None
     return None
 
@@ -178,26 +178,26 @@ def while_counter(before: Block, after: Block) -> tuple[str, str, str] | None:
     """
     if not before.ops or not after.ops or not before.ops[-1].operands:
         return None
-    condition, *passed = before.ops[-1].operands
-    compared = next((op for op in before.ops if condition in op.results), None)
-    if compared is None or compared.name != "arith.cmpi" or len(compared.operands) != 2:
+    condition, *args = before.ops[-1].operands
+    comparison = next((op for op in before.ops if condition in op.results), None)
+    if comparison is None or comparison.name != "arith.cmpi" or len(comparison.operands) != 2:
         return None
-    name, end = compared.operands
-    if name not in before.arguments or predicate(compared) not in ("lt", "le", "ne"):
+    name, end = comparison.operands
+    if name not in before.arguments or predicate(comparison) not in ("lt", "le", "ne"):
         return None
     place = before.arguments.index(name)
-    yielded = after.ops[-1].operands
-    inner = [b for b, given in zip(after.arguments, passed, strict=False) if given == name]
-    maker = next((op for op in after.ops if place < len(yielded) and yielded[place] in op.results), None)
+    results = after.ops[-1].operands
+    inner = [b for b, arg in zip(after.arguments, args, strict=False) if arg == name]
+    maker = next((op for op in after.ops if place < len(results) and results[place] in op.results), None)
     if maker is None or maker.name != "arith.addi" or not inner:
         return None
     steps = [operand for operand in maker.operands if operand not in inner]
     return (name, end, steps[0]) if len(steps) == 1 else None
 
 
-def bind_call(known: Mapping[str, _Fact], given: Mapping[str, str]) -> dict[str, _Fact]:
+def bind_call(facts: Mapping[str, _Fact], names: Mapping[str, str]) -> dict[str, _Fact]:
     """The known values of a call's operands, by the names that the callee has for them."""
-    return {to: known[by] for to, by in given.items() if by in known}
+    return {to: facts[by] for to, by in names.items() if by in facts}
 
 
 def bind_parameters(function: TtirFunction, arguments: Sequence[Argument]) -> Environment:
@@ -243,10 +243,10 @@ def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequenc
         if (place, index) in dead:
             return None
         argument = arguments[index]
-        for taken, bound in _parameter_matches(argument, names[place:], types[place:]):
-            rest = align(place + taken, index + 1)
-            if rest is not None:
-                return {**bound, **rest}
+        for count, bound in _parameter_matches(argument, names[place:], types[place:]):
+            remainder = align(place + count, index + 1)
+            if remainder is not None:
+                return {**bound, **remainder}
         dead.add((place, index))
         return None
 
@@ -256,7 +256,7 @@ def _by_position(names: Sequence[str], types: Sequence[Type], arguments: Sequenc
 def _parameter_matches(
     argument: Argument, names: Sequence[str], types: Sequence[Type]
 ) -> list[tuple[int, Environment]]:
-    """The ways in which one argument may take parameters: (how many, what they are bound to)."""
+    """The possible bindings of one argument: (number of parameters, their values)."""
     value = argument.value
     ways: list[tuple[int, Environment]] = []
     if value == 1 and not isinstance(value, bool | float):

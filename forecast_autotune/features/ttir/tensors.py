@@ -82,10 +82,10 @@ def result_strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Va
         axis = int(match.group(1)) if match else 0
         return (*first[:axis], _CONSTANT_STRIDE, *first[axis:])
     if name == "tt.reshape":
-        kept = [step for step, n in zip(first, op.inputs[0].shape, strict=True) if n > 1]
+        steps = [step for step, n in zip(first, op.inputs[0].shape, strict=True) if n > 1]
         if [n for n in op.inputs[0].shape if n > 1] != [n for n in shape if n > 1]:
             return _unknown_strides(shape)
-        return tuple(kept.pop(0) if n > 1 else _CONSTANT_STRIDE for n in shape)
+        return tuple(steps.pop(0) if n > 1 else _CONSTANT_STRIDE for n in shape)
     if name == "tt.broadcast":
         return tuple(
             _CONSTANT_STRIDE if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True)
@@ -163,20 +163,20 @@ def contiguous_run(shape: Sequence[int], steps: Strides | None) -> tuple[int, in
     At least 1; the dimension is None when no two neighbours can be seen to lie next to each other.
     """
     run, axis = 1, None
-    left = [(size, step, place) for place, (size, step) in enumerate(zip(shape, steps or (), strict=False))]
-    left = [entry for entry in left if entry[0] > 1]
-    while (result := next((entry for entry in left if entry[1][0] == run), None)) is not None:
+    axes = [(size, step, place) for place, (size, step) in enumerate(zip(shape, steps or (), strict=False))]
+    axes = [entry for entry in axes if entry[0] > 1]
+    while (result := next((entry for entry in axes if entry[1][0] == run), None)) is not None:
         size, (_, over), place = result
         axis = place if axis is None else axis
         run *= min(size, over)
         if over < size:
             break
-        left.remove(result)
+        axes.remove(result)
     return run, axis
 
 
 def reduction_axis(op: Op) -> tuple[tuple[int, ...], int]:
-    """The shape of what a reduction or scan reads, and the dimension along which it joins elements."""
+    """The shape of a reduction's or scan's input, and the dimension along which it joins elements."""
     shape = op.inputs[0].shape or (1,)
     match = _AXIS.search(op.text)
     return shape, min(int(match.group(1)), len(shape) - 1) if match else len(shape) - 1
@@ -248,7 +248,7 @@ def serial_chain(blocks: Sequence[Block], counted: Set[str] = _LATENCY_OPS) -> i
 
 
 def live_bytes(blocks: Sequence[Block]) -> float:
-    """Most bytes of tensors alive at one program point: a lower bound on what registers must hold.
+    """Most bytes of tensors alive at one program point: a lower bound on the registers' contents.
 
     Tensors that the compiler recomputes (constants, ranges, splats and integer or pointer
     arithmetic on nothing but those) are free; views share their source, and so do addresses made of one
@@ -280,15 +280,15 @@ class _Liveness:
         last: dict[str, float] = dict.fromkeys(size, -1.0)
         inside: list[float] = []
         for place, op in enumerate(block.ops):
-            peak, used = 0.0, set()
+            peak, uses = 0.0, set()
             for part in nested_blocks(op):
-                part_peak, part_used = self.block(part)
+                part_peak, part_uses = self.block(part)
                 peak = max(peak, part_peak)
-                used |= part_used
+                uses |= part_uses
             for name in map(self.root, op.inits):
                 # The carried argument takes over: the start value need not outlive the loop's entry.
                 last[name] = max(last.get(name, -1.0), place - 0.5)
-            for name in (*map(self.root, op.operands), *used):
+            for name in (*map(self.root, op.operands), *uses):
                 last[name] = place
             inside.append(peak)
             self._define(op, size)
