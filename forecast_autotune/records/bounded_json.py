@@ -1,4 +1,4 @@
-"""JSON of other hands within bounds: integers of 128 bits, few levels, texts that every file can hold."""
+"""JSON from other programs within bounds: integers of 128 bits, few levels, texts that every file can hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _parse_bounded(digits: str) -> int:
-    # Forty places are enough; to convert thousands takes its time, and Python refuses it.
+    # Forty digits are enough for 128 bits; converting thousands is slow, and Python refuses it.
     if len(digits) > 40 or abs(value := int(digits)) > LARGEST_PARAMETER:
         raise RecordError(
             f"an integer must have 128 bits at most, got {digits:.24}... of {len(digits)} characters"
@@ -38,7 +38,7 @@ def _parse_bounded(digits: str) -> int:
 _decode_long = json.JSONDecoder(
     parse_constant=refuse_constant, parse_float=parse_finite, parse_int=_parse_bounded
 ).decode
-"""Calls a function of ours for every integer, and so is left to texts with long ones."""
+"""Slow, as it calls a Python function for every integer: only for texts with long ones."""
 
 
 def decode_bounded(text: str, *, repair: bool = False) -> Any:
@@ -66,7 +66,7 @@ def decode_document(text: str) -> Any:
     """One JSON value that holds many records: a number that is not finite is NaN or infinity, for the
     reader of each record to refuse, and half of a surrogate pair becomes U+FFFD.
 
-    Raises `ValueError` for what is no JSON, for more than `MAX_VALUES` values and for more than `MAX_DEPTH` levels.
+    Raises `ValueError` for other texts than JSON, more than `MAX_VALUES` values and more than `MAX_DEPTH` levels.
     """
     if text.count(",") + text.count("[") + text.count("{") > MAX_VALUES:
         raise RecordError(f"it has more than {MAX_VALUES} values: split it into files of fewer configs")

@@ -77,7 +77,7 @@ def _read_kwargs(value: object) -> tuple[tuple[str, Scalar], ...]:
 _ANY_SIGN = json_option(read=or_null(lambda number: read_integer(number, "", -LARGEST_INTEGER)))
 """An option that a list may give any value: the compiler refuses it, or takes it, as it takes -1 stages."""
 OVERRIDE_DIGEST = "#sha256="
-"""In `Config.ir_override`, between the path of a file and a digest of what was in it."""
+"""In `Config.ir_override`, between the path of a file and the digest of its contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Config(Record, label="config", lenient=True):
     num_ctas: int = field(default=1, metadata=_ANY_SIGN)
     maxnreg: int | None = field(default=None, metadata=_ANY_SIGN)
     ir_override: str | None = field(default=None, metadata=json_option(read=read_text, omit_null=True))
-    """Path of a file of IR that takes the place of the compiler's, with a digest of what is in it."""
+    """Path of a file of IR that takes the place of the compiler's, with a digest of its contents."""
 
     @classmethod
     def of(
@@ -129,17 +129,17 @@ class Config(Record, label="config", lenient=True):
         return {**dict(self.kwargs), **{k: v for k, v in launch.items() if v is not None}}
 
     def __str__(self) -> str:
-        shown = [f"{name}={value}" for name, value in self.kwargs]
-        shown += [f"warps={self.num_warps}", f"stages={self.num_stages}"]
+        parts = [f"{name}={value}" for name, value in self.kwargs]
+        parts += [f"warps={self.num_warps}", f"stages={self.num_stages}"]
         if self.num_ctas != 1:
-            shown.append(f"ctas={self.num_ctas}")
+            parts.append(f"ctas={self.num_ctas}")
         if self.maxnreg is not None:
-            shown.append(f"maxnreg={self.maxnreg}")
-        return " ".join(shown)
+            parts.append(f"maxnreg={self.maxnreg}")
+        return " ".join(parts)
 
 
 HOOK_VARIANT_PREFIX = "base hook "
-"""How the variant of a candidate is named whose config differs from another in its `pre_hook` alone."""
+"""Start of the variant name of a candidate whose config differs from another in its `pre_hook` alone."""
 
 
 def is_base_variant(variant: str) -> bool:
@@ -173,7 +173,7 @@ _SHORTAGE = re.compile(r"out of resource: (.{1,200}?),? Required: (\d+),? Hardwa
 _LEAST_SHARED_LIMIT = 10_000
 """No other resource has limits above it."""
 IN_TURNS = "-turns"
-"""Ends the protocol of times that were taken side by side."""
+"""End of the protocol's name for times that were taken side by side."""
 
 
 @lru_cache(64)
@@ -207,7 +207,7 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     def of_times(
         cls, problem: str, candidate: Candidate, times: Sequence[float], **about: Any
     ) -> Measurement:
-        """One that ran, by milliseconds of launches; 0, which some clocks give, counts as a little more."""
+        """An `ok` measurement from milliseconds of launches; 0, which some clocks return, counts as a little more."""
         import statistics  # takes milliseconds to load
 
         tenths = statistics.quantiles(times if len(times) > 1 else [*times] * 2, n=10, method="inclusive")
@@ -231,10 +231,10 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
 
     @property
     def shared_bytes(self) -> int | None:
-        """Bytes of shared memory that the compiled candidate takes, of its metadata or of the failure's message."""
-        held = self.extra.get("shared")
-        if isinstance(held, int) and not isinstance(held, bool):
-            return held
+        """Bytes of shared memory of the compiled candidate, from its metadata or the failure's message."""
+        size = self.extra.get("shared")
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
         shortage = _SHORTAGE.search(str(self.extra.get("message", "")))
         if self.outcome is not Outcome.OUT_OF_RESOURCES or shortage is None:
             return None
@@ -260,8 +260,8 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
 
     @property
     def error_ms(self) -> float:
-        """Standard error of the median, as far as the launches tell; 0 where their spread is not known."""
+        """Standard error of the median; 0 where the spread of the launches is not known."""
         if self.p20_ms is None or self.p80_ms is None or self.repeats < 2:
             return 0.0
-        # Of a normal distribution: 1.253 deviations of the mean, and 1.683 deviations between the quantiles.
+        # A normal distribution's: 1.253 deviations of the mean, and 1.683 deviations between the quantiles.
         return 1.253 / 1.683 * max(0.0, self.p80_ms - self.p20_ms) / math.sqrt(self.repeats)

@@ -1,7 +1,7 @@
-"""One launch of a program as it was: arguments, contents, grid, and how its tuner would have launched it otherwise.
+"""One launch of a program: arguments, contents, grid, and the launches of its tuner's other configs.
 
-Integrations write it, whoever verifies reads it. A tensor's contents lie beside the record as bytes, by their digest;
-where they were not kept, its record says how they were distributed.
+Integrations write it, verifications read it. A tensor's contents lie beside the record as bytes, by their digest;
+where they were not kept, its record describes their distribution.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class TensorContents(Record, label="contents"):
     mean: float = 0.0
     deviation: float = 0.0
     least: float = 0.0
-    """As the three others, this describes its finite numbers; all are 0 where there are none."""
+    """As the other three, of the finite numbers; all are 0 where there are none."""
     most: float = 0.0
 
 
 def _read_meta(value: Any) -> dict[str, Any]:
-    return {str(name): to_scalar(one) for name, one in dict(value).items()}
+    return {str(name): to_scalar(v) for name, v in dict(value).items()}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CapturedCall(Record, tag="captured_call", schema=SCHEMA, lenient=True):
     """The config of this launch."""
     device: Device
     configs: tuple[Config, ...] = ()
-    """The tuner's, as its own pruning left them; none for a kernel without one."""
+    """The tuner's configs after its own pruning; none for a kernel without a tuner."""
     launches: tuple[CapturedLaunch, ...] = ()
     contents: Mapping[str, TensorContents] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """Dataclasses to JSON objects and back: one mechanism for every record, checked against its annotations.
 
 `to_json(value)` and `from_json(kind, data)` work on any dataclass. A class that derives from `Record` has them
-as methods and may say, as keywords of its class statement, how its object differs from its fields by name;
-`json_option` says the same of one field. The reader of each class is worked out once, at its first use.
+as methods; keywords of its class statement state how its object differs from its fields by name, and
+`json_option` does so for one field. The reader of each class is built once, at its first use.
 
 Texts, numbers, booleans, enums, lists, objects and records are read strictly: `true` is no number, `4.0` is
 the integer 4, and NaN and infinity are refused. A value that breaks a rule raises `RecordError` with the path to
@@ -35,7 +35,7 @@ from forecast_autotune.records.json_fields import (
 T = TypeVar("T")
 
 EXTRA = "extra"
-"""The field that keeps what a newer release wrote, where a class has one."""
+"""The field for keys of newer releases, where a class has one."""
 _ABSENT, _CLASS_DEFAULT = object(), object()
 
 
@@ -104,12 +104,12 @@ def json_option(
     default: Any = _ABSENT,
     private: bool = False,
 ) -> dict[str, Any]:
-    """`metadata` of a dataclass field that is not written as its annotation says.
+    """`metadata` of a dataclass field whose JSON does not follow from its annotation.
 
-    - `read`, `write`: in place of what follows from the annotation. `read` may raise `RecordError`,
-      `ValueError`, `TypeError`, `KeyError` or `AttributeError` saying what is wrong;
-    - `when`: the record is asked whether to write the field;
-    - `omit_null`: it is not written where it is None;
+    - `read`, `write`: in place of the annotation's reader and writer. `read` may raise `RecordError`,
+      `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a malformed value;
+    - `when`: a function of the record that tells whether to write the field;
+    - `omit_null`: the field is not written where it is None;
     - `flat`: the fields of this record stand in the outer object;
     - `default`: its value where the object lacks it, though the class demands it;
     - `private`: neither written nor read.
@@ -126,7 +126,7 @@ def json_option(
 
 
 def to_json(value: Any) -> Any:
-    """Records, dataclasses, enums, tuples, sets and mappings of them as what `json.dumps` takes."""
+    """Records, dataclasses, enums, tuples, sets and mappings of them as values for `json.dumps`."""
     if isinstance(value, Record):
         return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -141,10 +141,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any, what: str = "") -> T:
-    """Read what `to_json` wrote of a `kind`, a dataclass.
+    """Read the JSON of a `kind`, a dataclass, as `to_json` writes it.
 
-    Missing fields take their defaults. Raises `RecordError` naming the field and what it must be; `what` is
-    what it calls the object.
+    Missing fields take their defaults. Raises `RecordError` with the field and its rule; `what` is the object's name
+    in the message.
     """
     layout = _layout_of(kind)
     try:
@@ -159,8 +159,8 @@ def from_json(kind: type[T], data: Any, what: str = "") -> T:
 
 
 _FieldReader: TypeAlias = tuple[str, type | None, Reader, Any]
-"""Name; a type whose values are taken as they are, since most are of it and a call costs as much as all
-the rest; reader of others; value where it is missing (`_CLASS_DEFAULT`, or `_ABSENT`: it must be there)."""
+"""Name; a type whose values need no reader (most have it, and a call costs as much as all the rest); reader of
+other values; value where the field is missing (`_CLASS_DEFAULT`, or `_ABSENT`: it must be there)."""
 _EXACT: dict[Any, type] = {str: str, bool: bool}
 
 
@@ -174,9 +174,9 @@ class _ReadPlan:
         self.headed = bool(layout.tag) or layout.schema is not None
         self.extra = False
         """Whether unknown fields are kept."""
-        header = {name for name, used in (("type", layout.tag), ("schema", layout.schema)) if used}
+        header = {name for name, value in (("type", layout.tag), ("schema", layout.schema)) if value}
         self.known = {*header, *layout.derived}
-        """Keys that are no unknown fields."""
+        """All known keys."""
         self.flat: list[tuple[str, type]] = []
         """Name and class of the records whose fields stand in this object."""
         self.fields: list[_FieldReader] = []
@@ -195,14 +195,14 @@ class _ReadPlan:
         option = field.metadata
         self.known.add(field.name)
         exact = None
-        read = option["read"] if option else None
-        if read is None:
+        reader = option["read"] if option else None
+        if reader is None:
             hint = hint_of(kind, field)
-            exact, read = _EXACT.get(hint), annotation_reader(hint, self.layout.lenient, _record_reader)
+            exact, reader = _EXACT.get(hint), annotation_reader(hint, self.layout.lenient, _record_reader)
         default = option["default"] if option else _ABSENT
         if default is _ABSENT and not self.layout.complete and _has_default(field):
             default = _CLASS_DEFAULT
-        self.fields.append((field.name, exact, read, default))
+        self.fields.append((field.name, exact, reader, default))
 
 
 @cache
@@ -230,7 +230,7 @@ def _read(kind: Any, data: Any) -> Any:
     for name, part in plan.flat:
         values[name] = _read(part, data)
     lenient = layout.lenient
-    for name, exact, read, default in plan.fields:
+    for name, exact, reader, default in plan.fields:
         value = get(name, _ABSENT)
         if type(value) is exact:
             values[name] = value
@@ -241,12 +241,12 @@ def _read(kind: Any, data: Any) -> Any:
                 values[name] = default
         else:
             try:
-                values[name] = read(value)
+                values[name] = reader(value)
             except MALFORMED as error:
                 raise RecordError(f".{name}{reason(error)}") from error
     if plan.extra:
-        known = plan.known
-        values[EXTRA] = {k: v for k, v in data.items() if k not in known}
+        keys = plan.known
+        values[EXTRA] = {k: v for k, v in data.items() if k not in keys}
     elif layout.unknown == "refuse" and (strange := sorted(set(data) - plan.known)):
         raise RecordError(f" has unknown fields {strange}; known are {', '.join(sorted(plan.known))}")
     try:
@@ -308,7 +308,7 @@ _read_pairs = reader_of(tuple[tuple[float, float], ...])
 _FieldWriter: TypeAlias = tuple[
     str, Callable[[Any], Any], Writer | None, bool, Callable[[Any], object] | None, bool
 ]
-"""Name; what gets the value; what writes it (None: it is JSON already); `omit_null`; `when`; `flat`."""
+"""Name; getter; writer (None: the value is JSON already); `omit_null`; `when`; `flat`."""
 
 
 class _WritePlan:
@@ -360,7 +360,7 @@ def _write(record: Any) -> dict[str, Any]:
 
 
 def _writer(hint: Any) -> Writer | None:
-    """Return the writer for an annotation; None for what is JSON already."""
+    """Return the writer for an annotation; None for values that are JSON already."""
     if hint in SCALARS or hint is type(None):
         return None
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -1,7 +1,7 @@
 """One compilation of a Triton kernel in a program, such that another process can compile the same binary.
 
-A *specialization* is what Triton makes a binary for: types, constants, and of each argument whether it is 1, divisible
-by 16, or neither. Which of them a program will still meet is forecast from those that it has met.
+Triton makes a binary for a *specialization*: types, constants, and the state of each argument: 1, divisible by 16, or
+neither. Further specializations of a program are forecast from those that it has had.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_PROBABILITY = 0.002
 _AGREEING = 3
 """Different sizes that show a rule."""
 _HALF = 0.5
-"""Added to each count, as of Jeffreys' prior: what was not seen yet may come."""
+"""Addition to each count, as in Jeffreys' prior: an unseen value may come."""
 
 
 def _read_texts(value: Any) -> dict[str, str]:
@@ -66,9 +66,9 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     states: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=dict))
     """Whether each integer argument that is no constant was 1, divisible by 16, or neither."""
     types: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=dict))
-    """Type of each of these, '' where it was 1 and has none."""
+    """Type of each of these arguments, '' where it was 1 and has none."""
     sizes: Mapping[str, int] = field(default_factory=dict, metadata=json_option(read=_read_sizes))
-    """The integer arguments of the launch that needed it first; empty where none was seen."""
+    """The integer arguments of the first launch of this binary; empty where no launch was seen."""
     seconds: float = 0.0
     """Seconds that the compiler took; 0 where the binary lay in Triton's cache."""
     caller: str = ""
@@ -76,7 +76,7 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     trouble: str = ""
     """Why it cannot be compiled again, if so."""
     cause: str = ""
-    """Why it was compiled after the program had said that it was ready, if so."""
+    """Why it was compiled after the program had declared itself ready, if so."""
     file: str = ""
     """The file of a module that a library wrote and that no import finds; '' for modules that can be imported."""
     helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=dict))
@@ -87,9 +87,9 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """Triton's name of the binary in its cache, after a digest of the compiler that named it; '' if unknown."""
 
     def __post_init__(self) -> None:
-        """Raises `RecordError` for states of arguments that are none, and of arguments that it has not."""
-        known = self.states.keys() <= self.specialization["signature"].keys()
-        if not known or self.states.keys() != self.types.keys() or not {*self.states.values()} <= {*_STATES}:
+        """Raises `RecordError` for unknown states, and for states of unknown arguments."""
+        names, signature = self.states.keys(), self.specialization["signature"].keys()
+        if not names <= signature or names != self.types.keys() or not {*self.states.values()} <= {*_STATES}:
             raise RecordError(
                 f"states must be one of {', '.join(_STATES)} by argument, not {self.states!r:.80}"
             )
@@ -115,16 +115,16 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
         return ", ".join(f"{name} {state}" for name, state in plain.items())
 
     def differences(self, others: Iterable[Compilation]) -> str:
-        """How it differs from the nearest of others of its kernel, in words; '' where there are none."""
-        mine = _facts(self)
-        alike = [_facts(other) for other in others if other.name == self.name]
-        listed = [[n for n in mine if theirs.get(n) != mine[n]] for theirs in alike]
-        return ", ".join(f"{n} was {mine[n]} for the first time" for n in min(listed, key=len, default=[]))
+        """The differences from the nearest of its kernel's other compilations, in words; '' without any."""
+        own = _facts(self)
+        alike = [_facts(c) for c in others if c.name == self.name]
+        changes = [[n for n in own if theirs.get(n) != own[n]] for theirs in alike]
+        return ", ".join(f"{n} was {own[n]} for the first time" for n in min(changes, key=len, default=[]))
 
 
 @dataclass
 class PlannedCompilation:
-    """A compilation to make ahead, recorded or forecast, and what became of it."""
+    """A compilation to make ahead, recorded or forecast, and its result."""
 
     compilation: Compilation
     probability: float = 1.0
@@ -135,7 +135,7 @@ class PlannedCompilation:
     """Whether the binary was there already."""
     trouble: str = ""
     outdated: bool = False
-    """Whether it is of another source or release of Triton, and no program here will need it."""
+    """Whether it has another source or release of Triton, so that no program here will need it."""
 
     @property
     def forecast(self) -> bool:
@@ -149,40 +149,40 @@ class PlannedCompilation:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
-        one = self.compilation
-        data = {"kernel": one.name, "states": dict(one.states), "probability": round(self.probability, 4)}
+        c = self.compilation
+        data = {"kernel": c.name, "states": dict(c.states), "probability": round(self.probability, 4)}
         data |= {"expected_s": round(self.expected_s, 3), "seconds": round(self.seconds, 3)}
-        data |= {"cached": self.cached, "caller": one.caller, "cause": one.cause}
+        data |= {"cached": self.cached, "caller": c.caller, "cause": c.cause}
         return data | ({"trouble": self.trouble} if self.trouble else {})
 
 
 def probable_compilations(known: Sequence[Compilation]) -> list[PlannedCompilation]:
-    """Forecast which specializations the recorded ones leave to come, the likeliest first.
+    """Forecast the specializations that will follow the recorded ones, the likeliest first.
 
-    Arguments that came in several states come in all of the three, each as often as it was seen (Jeffreys' prior); an
-    argument that never changed stays as it is. A constant that was several powers of two comes in those between, and in
-    the next ones, with all else as at the nearest of them. Where it has been the next power of two of an argument, it
-    follows that one down to 1, and up to where it stopped to, and the states are those that such arguments have.
+    An argument that had several states will have all three, each as often as it was seen (Jeffreys' prior); an argument
+    that never changed stays as it is. A constant that was several powers of two takes those between them, and the next
+    ones, with the rest as at the nearest of them. Where it was always the next power of two of an argument, it follows
+    the argument down to 1, and up to its recorded limit, with the states that such arguments have.
     """
     groups: dict[str, list[Compilation]] = defaultdict(list)
-    for one in known:
-        if not one.trouble:
-            groups[_group_of(one)].append(one)
-    seen = {one.id for one in known}
+    for c in known:
+        if not c.trouble:
+            groups[_group_of(c)].append(c)
+    ids = {c.id for c in known}
     results: list[PlannedCompilation] = []
     for group in groups.values():
-        seconds = max(one.seconds for one in group)
+        seconds = max(c.seconds for c in group)
         axes = _size_axes(group)
-        types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in group[0].states}
+        types = {n: next((c.types[n] for c in group if c.types[n]), "") for n in group[0].states}
         forecasts: dict[str, PlannedCompilation] = {}
         for model, share in _constant_chances(group, axes):
-            for changed, chance in _state_chances(group, axes, _free_constants(model)):
+            for states, chance in _state_chances(group, axes, _free_constants(model)):
                 if share * chance >= LEAST_PROBABILITY:
-                    other = _with_states(model, changed, types)
-                    forecasts.setdefault(other.id, PlannedCompilation(other, share * chance, seconds))
-        fresh = [one for id_, one in forecasts.items() if id_ not in seen]
-        results += sorted(fresh, key=lambda one: -one.probability)[:_MOST_FORECASTS]
-    return sorted(results, key=lambda one: -one.probability)
+                    forecast = _with_states(model, states, types)
+                    forecasts.setdefault(forecast.id, PlannedCompilation(forecast, share * chance, seconds))
+        fresh = [c for id_, c in forecasts.items() if id_ not in ids]
+        results += sorted(fresh, key=lambda c: -c.probability)[:_MOST_FORECASTS]
+    return sorted(results, key=lambda c: -c.probability)
 
 
 _SizeAxis: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], set[tuple[tuple[str, ...], tuple[int, ...]]]]
@@ -192,14 +192,14 @@ _SizeAxis: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], set[tuple[tuple[s
 def _size_axes(group: Sequence[Compilation]) -> list[_SizeAxis]:
     """Arguments that are multiples of one another, with the constants that are the next power of two of one of them.
 
-    Launches of three sizes have to agree on a rule before it is believed, also on where a constant stops to follow.
+    A rule needs launches of three different sizes that agree on it, also on the limits of a constant.
     """
-    launches = [one for one in group if one.sizes]
-    columns = {n: [one.sizes.get(n, 0) for one in launches] for n in group[0].states}
+    launches = [c for c in group if c.sizes]
+    columns = {n: [c.sizes.get(n, 0) for c in launches] for n in group[0].states}
     axes: list[dict[str, int]] = []
     for name, column in sorted(columns.items(), key=lambda item: item[1][:1]):
-        specialized = [one.states[name] for one in launches] == [_state_of(size) for size in column]
-        if specialized and len({*column}) >= _AGREEING and min(column) > 0:
+        is_specialized = [c.states[name] for c in launches] == [_state_of(size) for size in column]
+        if is_specialized and len({*column}) >= _AGREEING and min(column) > 0:
             for factors in axes:
                 first = columns[next(iter(factors))]
                 if [size * (column[0] // first[0]) for size in first] == column:
@@ -211,7 +211,7 @@ def _size_axes(group: Sequence[Compilation]) -> list[_SizeAxis]:
     for factors in axes:
         followers: dict[int, tuple[int, int, int]] = {}
         for place in range(len(_free_constants(group[0]))):
-            values = [_free_constants(one)[place][1] for one in launches]
+            values = [_free_constants(c)[place][1] for c in launches]
             if {type(value) for value in values} == {int} and len({*values}) >= _AGREEING:
                 low, high = min(values), max(values)
                 for name, factor in factors.items():
@@ -243,20 +243,20 @@ def _next_power(size: int) -> int:
 def _state_chances(
     group: Sequence[Compilation], axes: Sequence[_SizeAxis], constants: Sequence[Any]
 ) -> list[tuple[dict[str, str], float]]:
-    """States that arguments can have with these constants, each by itself and all as they were seen, half by half."""
+    """States that arguments can have with these constants: the mean of their independent and their joint shares."""
     choices = []
     for names, places, every in axes:
-        given = tuple(constants[place][1] for place in places)
-        choices.append((names, {states for states, values in every if values == given}))
-    sized = {name for names, _ in choices for name in names}
+        current = tuple(constants[place][1] for place in places)
+        choices.append((names, {states for states, values in every if values == current}))
+    axis_names = {name for names, _ in choices for name in names}
     for name in group[0].states:
-        if name not in sized and len({one.states[name] for one in group}) > 1:
-            pointer = any(one.types[name].startswith("*") for one in group)
+        if name not in axis_names and len({c.states[name] for c in group}) > 1:
+            pointer = any(c.types[name].startswith("*") for c in group)
             choices.append(((name,), {(state,) for state in _STATES[pointer:]}))
-    # Improbable ones go at once: all combinations would be 3 to the number of arguments.
+    # Drop improbable ones early: all combinations would be 3 to the power of the number of arguments.
     chances: list[tuple[dict[str, str], float]] = [({}, 1.0)]
     for names, possible in choices:
-        counts = Counter(tuple(one.states[n] for n in names) for one in group)
+        counts = Counter(tuple(c.states[n] for n in names) for c in group)
         total = sum(counts[each] + _HALF for each in possible)
         shares = [(dict(zip(names, s, strict=True)), (counts[s] + _HALF) / total) for s in sorted(possible)]
         chances = [
@@ -265,7 +265,7 @@ def _state_chances(
             for more, share in shares
             if chance * share >= LEAST_PROBABILITY
         ]
-    together = [sum(states.items() <= one.states.items() for one in group) for states, _ in chances]
+    together = [sum(states.items() <= c.states.items() for c in group) for states, _ in chances]
     total = sum(together)
     return [
         (states, (chance + count / total) / 2 if total else chance)
@@ -276,73 +276,73 @@ def _state_chances(
 def _constant_chances(
     group: Sequence[Compilation], axes: Sequence[_SizeAxis]
 ) -> list[tuple[Compilation, float]]:
-    """A compilation for each set of constants and options, seen or between those seen, and how probable it is."""
+    """A compilation for each set of constants and options, seen or between seen ones, and its probability."""
     counts = Counter(map(_constants_of, group))
-    models = {_constants_of(one): one for one in group}
-    followed = {p: {v[n] for _, v in every} for _, places, every in axes for n, p in enumerate(places)}
+    models = {_constants_of(c): c for c in group}
+    follower_values = {p: {v[n] for _, v in every} for _, places, every in axes for n, p in enumerate(places)}
     for place in range(len(_free_constants(group[0]))):
         steps: dict[int, list[Compilation]] = defaultdict(list)
-        for one in group:
-            value = _free_constants(one)[place][1]
+        for c in group:
+            value = _free_constants(c)[place][1]
             if type(value) is int and value > 0 and value.bit_count() == 1:
-                steps[value].append(one)
+                steps[value].append(c)
         if len(steps) < 2:
             continue
         between = range(min(steps).bit_length() - 2, max(steps).bit_length() + 1)
-        for value in sorted(followed.get(place, {2**n for n in between if n >= 0})):
+        for value in sorted(follower_values.get(place, {2**n for n in between if n >= 0})):
             distance = min(abs(math.log2(value / step)) for step in steps)
             for step in steps:
                 if abs(math.log2(value / step)) == distance:
                     for near in steps[step]:
-                        other = _with_constant(near, _free_constants(near)[place][0], value)
-                        models.setdefault(_constants_of(other), other)
+                        model = _with_constant(near, _free_constants(near)[place][0], value)
+                        models.setdefault(_constants_of(model), model)
     total = len(group) + _HALF * len(models)
-    return [(one, (counts[key] + _HALF) / total) for key, one in models.items()]
+    return [(c, (counts[key] + _HALF) / total) for key, c in models.items()]
 
 
-def _free_constants(one: Compilation) -> list[Any]:
-    places = _places(one).values()
-    return [pair for pair in one.specialization["constants"] if pair[0] not in places]
+def _free_constants(c: Compilation) -> list[Any]:
+    places = _places(c).values()
+    return [pair for pair in c.specialization["constants"] if pair[0] not in places]
 
 
-def _constants_of(one: Compilation) -> str:
-    return json.dumps([_free_constants(one), one.specialization["options"]], sort_keys=True)
+def _constants_of(c: Compilation) -> str:
+    return json.dumps([_free_constants(c), c.specialization["options"]], sort_keys=True)
 
 
-def _with_constant(one: Compilation, path: Sequence[int], value: int) -> Compilation:
-    constants = [[p, value if p == path else v] for p, v in one.specialization["constants"]]
-    return replace(one, specialization={**one.specialization, "constants": constants}, key="")
+def _with_constant(c: Compilation, path: Sequence[int], value: int) -> Compilation:
+    constants = [[p, value if p == path else v] for p, v in c.specialization["constants"]]
+    return replace(c, specialization={**c.specialization, "constants": constants}, key="")
 
 
-def _facts(one: Compilation) -> dict[str, str]:
-    data, names = one.specialization, list(one.specialization["signature"])
-    listed = [("constant", pair) for pair in data["constants"]]
-    listed += [("alignment of", pair) for pair in data["attributes"]]
-    named = [(f"{kind} {names[p[0]]}", v) for kind, (p, v) in listed if names[p[0]] not in one.states]
-    facts = {n: str(v) for n, v in [*named, *data["options"].items(), *data["signature"].items()]}
-    return facts | dict(one.environment) | dict(one.states)
+def _facts(c: Compilation) -> dict[str, str]:
+    data, names = c.specialization, list(c.specialization["signature"])
+    pairs = [("constant", pair) for pair in data["constants"]]
+    pairs += [("alignment of", pair) for pair in data["attributes"]]
+    entries = [(f"{kind} {names[p[0]]}", v) for kind, (p, v) in pairs if names[p[0]] not in c.states]
+    facts = {n: str(v) for n, v in [*entries, *data["options"].items(), *data["signature"].items()]}
+    return facts | dict(c.environment) | dict(c.states)
 
 
-def _group_of(one: Compilation) -> str:
+def _group_of(c: Compilation) -> str:
     """The common part of compilations that differ in states of arguments, in constants and in options alone."""
-    data, places = one.specialization, _places(one).values()
-    others = {n: t for n, t in data["signature"].items() if n not in one.states}
+    data, places = c.specialization, _places(c).values()
+    signature = {n: t for n, t in data["signature"].items() if n not in c.states}
     constants = [path for path, _ in data["constants"] if path not in places]
     attributes = [pair for pair in data["attributes"] if pair[0] not in places]
-    identity = [one.name, one.source_sha256, one.triton, one.target, others, constants, attributes]
-    return json.dumps([*identity, list(one.states), one.environment], sort_keys=True)
+    identity = [c.name, c.source_sha256, c.triton, c.target, signature, constants, attributes]
+    return json.dumps([*identity, list(c.states), c.environment], sort_keys=True)
 
 
-def _places(one: Compilation) -> dict[str, list[int]]:
-    names = list(one.specialization["signature"])
-    return {name: [names.index(name)] for name in one.states}
+def _places(c: Compilation) -> dict[str, list[int]]:
+    names = list(c.specialization["signature"])
+    return {name: [names.index(name)] for name in c.states}
 
 
-def _with_states(one: Compilation, states: Mapping[str, str], types: Mapping[str, str]) -> Compilation:
-    data, places = one.specialization, _places(one)
-    changed = [places[name] for name in states]
-    constants = [p for p in data["constants"] if p[0] not in changed]
-    attributes = [p for p in data["attributes"] if p[0] not in changed]
+def _with_states(c: Compilation, states: Mapping[str, str], types: Mapping[str, str]) -> Compilation:
+    data, places = c.specialization, _places(c)
+    targets = [places[name] for name in states]
+    constants = [p for p in data["constants"] if p[0] not in targets]
+    attributes = [p for p in data["attributes"] if p[0] not in targets]
     signature = dict(data["signature"])
     # Some releases list constants among the attributes, with none.
     paths = [path for path, _ in data["attributes"]]
@@ -361,5 +361,5 @@ def _with_states(one: Compilation, states: Mapping[str, str], types: Mapping[str
         "constants": sorted(constants, key=lambda p: list(p[0])),
         "attributes": sorted(attributes, key=lambda p: list(p[0])),
     }
-    other = replace(one, specialization=specialization, states={**one.states, **states})
-    return replace(other, seconds=0.0, caller="", key="")
+    result = replace(c, specialization=specialization, states={**c.states, **states})
+    return replace(result, seconds=0.0, caller="", key="")

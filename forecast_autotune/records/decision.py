@@ -46,9 +46,9 @@ class Plan:
     reason: str
     """A sentence a user can read."""
     risk: float
-    """P(the regret of what would be chosen now exceeds the tolerance), as the forecasts have it."""
+    """P(the regret of the choice so far exceeds the tolerance), by the forecasts."""
     prefetch: tuple[Candidate, ...] = ()
-    """Worth compiling on idle cores because the next round probably wants them."""
+    """Candidates to compile on idle cores, as the next round probably measures them."""
     audit: tuple[Candidate, ...] = ()
     """Members of `measure` that are there by chance, not by merit, to check the forecasts."""
     audit_probability: float = 0.0
@@ -65,9 +65,9 @@ class LLMConsultation(Record, label="consultation", lenient=True):
     prompt: str = ""
     """Version of the prompt."""
     calibration: str = ""
-    """Mark of the calibration that its answer went through."""
+    """Mark of the calibration of its answer."""
     weight: float = 0.0
-    """Share of the way from the learned forecast to its own that was gone, on the average of both beliefs."""
+    """Weight of its forecast against the learned one, on the average of both beliefs."""
     tokens: int = 0
     """Tokens of prompts and answers together."""
     seconds: float = field(default=0.0, metadata=_AMOUNT)
@@ -81,7 +81,7 @@ class LLMConsultation(Record, label="consultation", lenient=True):
     moved_in: int = 0
     """Candidates that the first plan with its answer measures, and that the plan without it does not."""
     moved_out: int = 0
-    """The reverse."""
+    """Candidates that the plan without its answer measures, and that the first plan with it does not."""
 
     @property
     def effect(self) -> str:
@@ -119,7 +119,7 @@ class Cost(Record, label="cost", unknown="refuse"):
     """In the currency of the configured prices."""
 
     def with_llm(self, consulted: LLMConsultation | None) -> Cost:
-        """The same with what a language model took, if one was asked."""
+        """The same with the cost of a language model, if one was asked."""
         if consulted is None:
             return self
         return replace(self, llm_s=consulted.seconds, llm_tokens=consulted.tokens, llm_money=consulted.money)
@@ -130,21 +130,21 @@ class RiskVerdict(Record, label="verdict", lenient=True):
     """The check of a stated risk by later measurements; probabilities and shares in [0, 1]."""
 
     surrogate: str
-    """`name/version` of whose risk it was."""
+    """`name/version` of the surrogate that stated the risk."""
     shipped: float
     """The risk by the surrogate's own calibration."""
     stated: float
-    """The risk as it was stated: corrected by what this store had seen until then."""
+    """The risk as it was stated, with this store's correction at that time."""
     beaten: bool
-    """Whether one of those measured beat the choice by more than the tolerance."""
+    """Whether one of the measured candidates beat the choice by more than the tolerance."""
     share: float
-    """The number of trusted candidates that were measured afterwards."""
+    """The share of the trusted candidates that were measured afterwards."""
 
     def __post_init__(self) -> None:
-        bounded = (self.shipped, self.stated, self.share)
-        if not all(0.0 <= p <= 1.0 for p in bounded) or self.share <= 0.0:
+        shares = (self.shipped, self.stated, self.share)
+        if not all(0.0 <= p <= 1.0 for p in shares) or self.share <= 0.0:
             raise RecordError(
-                f"a verdict needs probabilities and a share above 0, all at most 1, got {bounded}"
+                f"a verdict needs probabilities and a share above 0, all at most 1, got {shares}"
             )
 
 
@@ -187,31 +187,31 @@ class Decision(
     rounds: tuple[str, ...] = ()
     """The plans' reasons, in order."""
     surrogate: str = ""
-    """`name/version` of whose risk is stated."""
+    """`name/version` of the surrogate that states the risk."""
     shipped_risk: float | None = field(default=None, metadata=json_option(read=or_null(read_share)))
-    """The stated risk before what this store has seen corrected it."""
+    """The stated risk before this store's correction."""
     verdicts: tuple[RiskVerdict, ...] = ()
-    """On risks that were stated of this problem, audits included; oldest first."""
+    """Verdicts on the risks stated for this problem, audits included; oldest first."""
     llm: LLMConsultation | None = field(default=None, metadata=json_option(omit_null=True))
     """The language model's part, asked or not; None where none was named."""
     advice: str = field(default="", metadata=json_option(when=attrgetter("advice")))
     """The effect of a language model's advice on the kernel; "" where there was none to follow."""
     ties: tuple[Candidate, ...] = field(default=(), metadata=json_option(when=attrgetter("ties")))
-    """Others that were as fast, within noise; the choice among them is by rules that are the same in every process."""
+    """Other candidates as fast as the chosen one, within noise; every process chooses among them by the same rules."""
 
     rechecks: int = field(default=0, metadata=json_option(when=attrgetter("rechecks")))
-    """Comparisons with other candidates since, of a choice that nobody had timed (`tuning.rechecks`)."""
+    """Comparisons of an untimed choice with other candidates since the decision (`tuning.rechecks`)."""
     doubt: float = field(default=0.0, metadata=json_option(when=attrgetter("rechecks")))
-    """Stakes won against it in these."""
+    """Stakes won against the choice in these comparisons."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether later calls may rely on it: a guess made while nothing could be timed names no settings."""
+        """Whether later calls may rely on the decision: a guess while nothing could be timed has no settings."""
         return self.evidence is not Evidence.FORECAST or bool(self.settings)
 
     @property
     def is_untimed(self) -> bool:
-        """Whether it was accepted on forecasts alone, here or in an earlier process."""
+        """Whether the choice was accepted on forecasts alone, here or in an earlier process."""
         return self.median_ms is None and not self.known and not self.measured
 
     def agrees_with(self, other: Decision) -> bool:

@@ -1,7 +1,7 @@
-"""Readers of JSON values that other hands wrote: each returns the plain type or says what is wrong.
+"""Readers of JSON values from other programs: each returns the plain type or raises `RecordError`.
 
-A reader's message follows the name or path of the value, as in `grid[0] must be an integer`. `read_integer`
-and those beside it are told the name; those that `annotation_reader` gives are told by whoever calls them."""
+A reader's message follows the name or path of the value, as in `grid[0] must be an integer`. `read_integer` and its
+neighbours take the name as an argument; callers of the readers of `annotation_reader` put it in front."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SCHEMA = 1
 """Version written into every `problem` and `measurement` line of a table."""
 
 LARGEST_PARAMETER = 2**128 - 1
-"""Either sign. More than any parameter of a kernel has, and little enough for arithmetic with floats."""
+"""The largest parameter, of either sign: beyond any kernel's, and small enough for arithmetic with floats."""
 LARGEST_MS, LARGEST_S = 1e300, 1e300
-"""No time comes near; sums of as many as a file can hold stay finite."""
+"""The largest times: far beyond real ones, and sums of as many as a file can hold stay finite."""
 
 Scalar: TypeAlias = int | float | bool | str | None
 """A value that JSON, a config and a hash all agree on."""
@@ -63,7 +63,7 @@ def check_line(data: object, kind: str, newest: int | None = SCHEMA) -> None:
 
 
 Reader: TypeAlias = Callable[[Any], Any]
-"""From JSON. Raises `RecordError` whose message goes on from the path of the value."""
+"""From JSON. Raises `RecordError` whose message follows the path of the value."""
 Writer: TypeAlias = Callable[[Any], Any]
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """The exceptions that reading arbitrary text or JSON as a record can raise. `RecordError` is a ValueError."""
@@ -83,8 +83,8 @@ def read_integer(value: object, what: str, least: int = 0) -> int:
 
 def read_signed_integers(value: object, what: str = "") -> tuple[int, ...]:
     """A list of integers of either sign (null counts as empty). Raises `RecordError` for anything else."""
-    listed = enumerate(read_list(value, what))
-    return tuple(read_integer(number, f"{what}[{n}]", -LARGEST_INTEGER) for n, number in listed)
+    entries = enumerate(read_list(value, what))
+    return tuple(read_integer(number, f"{what}[{n}]", -LARGEST_INTEGER) for n, number in entries)
 
 
 def read_list(value: object, what: str) -> Sequence[Any]:
@@ -117,7 +117,7 @@ def refuse_constant(word: str) -> float:
 
 
 def parse_finite(text: str) -> float:
-    """`parse_float` of a decoder. Raises `RecordError` for what overflows."""
+    """`parse_float` of a decoder. Raises `RecordError` for a number that overflows."""
     value = float(text)
     if not math.isfinite(value):
         raise RecordError(f"a number must be finite, got {text:.40}")
@@ -227,7 +227,7 @@ def number_within(least: float, most: float) -> Reader:
 
 
 def or_null(read: Reader) -> Reader:
-    """Return a reader that takes null for None, and all else as `read` does."""
+    """Return a reader that reads null as None, and other values by `read`."""
     return lambda value: None if value is None else read(value)
 
 
@@ -256,14 +256,14 @@ _LENIENT_SCALARS: dict[Any, Reader] = {str: str, bool: _read_boolean_or_bit}
 
 
 def _union_reader(readers: Sequence[Reader], optional: bool) -> Reader:
-    first, *others = readers
-    if not others:
+    first, *alternatives = readers
+    if not alternatives:
         return or_null(first)
 
     def read(value: Any) -> Any:
         if value is None and optional:
             return None
-        for reader in others:
+        for reader in alternatives:
             try:
                 return reader(value)
             except RecordError:

@@ -18,25 +18,25 @@ MAX_BYTES = 512 * 1024 * 1024
 MAX_LINES = 500_000
 """The most lines of a file. Eight times the most in the corpora; as many of the shortest rows take half a gigabyte."""
 MAX_STREAM_BYTES, MAX_STREAM_LINES = 16 * 1024**3, 100_000_000
-"""The same of a file whose rows are taken one by one, and never held together."""
+"""The same for a file whose rows are read one by one, and never held together."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES
 MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
 """The most bytes of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
 MAX_RATIO = 200
 """Bytes per compressed byte. Tables have 10 to 85, a bomb has a thousand."""
 JUDGED_BYTES = 64 * 1024 * 1024
-"""Below so many, no ratio is judged: a small file of one row repeated may have any."""
+"""Unpacked bytes up to which any ratio is accepted: a small file of one row repeated may have a high one."""
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\0"
 
 Refuse: TypeAlias = Callable[[RecordError], None]
-"""Is told of each row that is left out, by file and line; without one, the first ends the reading."""
+"""Callback for each row that is left out, with its file and line; without one, the first ends the reading."""
 
 
 def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
-    """Tell of a row that is left out, in `MAX_REASON` characters; raises it where nobody is to be told."""
+    """Report a row that is left out, in `MAX_REASON` characters; raises the error where there is no callback."""
     if len(message := str(error)) > MAX_REASON:
         error = RecordError(message[:MAX_REASON])
     if refuse is None:
@@ -45,9 +45,9 @@ def refuse_row(error: RecordError, refuse: Refuse | None) -> None:
 
 
 MAX_REASON = 400
-"""Characters of what is said of a row that is left out: it may quote megabytes of it."""
+"""Most characters of a message on a row that is left out: it may quote megabytes of the row."""
 MAX_REFUSED = 10_000
-"""Rows of a file that are left out one by one; a file with more of them is something else altogether."""
+"""Most rows of a file that are left out one by one; a file with more of them is no table."""
 
 
 class CutOffError(RecordError):
@@ -55,7 +55,7 @@ class CutOffError(RecordError):
 
 
 class _CountedBytes:
-    """A binary stream that counts what was read of it."""
+    """A binary stream that counts the bytes read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -107,8 +107,8 @@ def unpacked(path: Path, *, streamed: bool = False) -> Iterator[Callable[[int], 
         raw = _CountedBytes(stream)
         head = raw.peek()
         damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
-        packed, read_some = True, raw.read
-        # `read1` gives what was unpacked before damage is met; `read` would drop it.
+        is_packed, read_some = True, raw.read
+        # `read1` returns the bytes before the damage; `read` would drop them.
         if head.startswith(_GZIP):
             read_some = gzip.GzipFile(fileobj=raw, mode="rb").read1  # type: ignore[call-overload]
         elif head == _XZ:
@@ -117,7 +117,7 @@ def unpacked(path: Path, *, streamed: bool = False) -> Iterator[Callable[[int], 
             read_some = lzma.LZMAFile(raw).read1  # type: ignore[arg-type]  # noqa: SIM115 - closes nothing
             damage = (EOFError, lzma.LZMAError)
         else:
-            packed = False
+            is_packed = False
         total = 0
 
         def read(size: int) -> bytes:
@@ -128,8 +128,8 @@ def unpacked(path: Path, *, streamed: bool = False) -> Iterator[Callable[[int], 
                 raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
             total += len(data)
             if total > most:
-                raise RecordError(_too_large(path, most, " once unpacked" if packed else ""))
-            if packed and total > max(JUDGED_BYTES, MAX_RATIO * raw.count):
+                raise RecordError(_too_large(path, most, " once unpacked" if is_packed else ""))
+            if is_packed and total > max(JUDGED_BYTES, MAX_RATIO * raw.count):
                 raise RecordError(
                     f"{path}: {raw.count} compressed bytes hold more than {total} bytes, which is no table: at most "
                     f"{MAX_RATIO} bytes per compressed byte are read; unpack it first if it is meant"
@@ -144,7 +144,7 @@ def _too_large(path: Path, most: int, how: str) -> str:
 
 
 def bounded_refusals(path: Path, refuse: Refuse | None) -> Refuse | None:
-    """The same, but that it raises `RecordError` once it is told of more than `MAX_REFUSED` rows of a file."""
+    """The same callback, which raises `RecordError` beyond `MAX_REFUSED` rows of a file."""
     if refuse is None:
         return None
     count = 0
@@ -162,10 +162,10 @@ def bounded_refusals(path: Path, refuse: Refuse | None) -> Refuse | None:
 
 
 def read_document(path: Path, head: int | None = None, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """The whole text of a file, or what its first `head` bytes hold of one; unpacked, without a byte-order mark.
+    """The text of a file, or of its first `head` bytes; unpacked, without a byte-order mark.
 
-    Raises `RecordError` for more than `limit` bytes, for what is no UTF-8 (a head may be anything) and
-    as `unpacked` does, and `OSError` for what cannot be opened.
+    Raises `RecordError` for more than `limit` bytes, for bytes that are no UTF-8 (a head may be anything) and
+    as `unpacked` does, and `OSError` for a file that cannot be opened.
     """
     parts, total = [], 0
     with unpacked(path, streamed=head is not None) as read:
@@ -196,15 +196,15 @@ def numbered_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
 
-    Whole lines have `end` in the place of theirs; a last one that may be cut off has not.
+    Whole lines have `end` in place of their own end; a last one that may be cut off has none.
     A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, and
-    as `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
+    as `unpacked` does; where compressed bytes are cut off, `refuse` is called, and the lines before count.
     """
     most = MAX_STREAM_LINES if streamed else MAX_LINES
-    with unpacked(path, streamed=streamed) as read:
-        number, rest, skipping = 0, b"", False
-        while chunk := _next_chunk(read, refuse):
-            *lines, rest = (rest + chunk).split(b"\n")
+    with unpacked(path, streamed=streamed) as read_chunk:
+        number, tail, skipping = 0, b"", False
+        while chunk := _next_chunk(read_chunk, refuse):
+            *lines, tail = (tail + chunk).split(b"\n")
             for line in lines:
                 number += 1
                 if number > most:
@@ -212,18 +212,18 @@ def numbered_lines(
                 if not skipping:
                     yield number, (line if number > 1 else line.removeprefix(_BYTE_ORDER_MARK)) + end
                 skipping = False
-            if len(rest) > MAX_LINE_BYTES:
+            if len(tail) > MAX_LINE_BYTES:
                 if not skipping:
                     error = RecordError(f"{path}:{number + 1}: a line has at most {MAX_LINE_BYTES} bytes")
                     refuse_row(error, refuse)
-                skipping, rest = True, b""
-        if rest and not skipping:
-            yield number + 1, rest if number else rest.removeprefix(_BYTE_ORDER_MARK)
+                skipping, tail = True, b""
+        if tail and not skipping:
+            yield number + 1, tail if number else tail.removeprefix(_BYTE_ORDER_MARK)
 
 
-def _next_chunk(read: Callable[[int], bytes], refuse: Refuse | None) -> bytes:
+def _next_chunk(read_chunk: Callable[[int], bytes], refuse: Refuse | None) -> bytes:
     try:
-        return read(_CHUNK)
+        return read_chunk(_CHUNK)
     except CutOffError as error:
         refuse_row(error, refuse)
         return b""

@@ -162,21 +162,21 @@ class Problem(
         """Build a problem and its id.
 
         `identity` replaces the arguments in the id, for callers that bucket shapes; by default
-        every argument counts exactly. The toolchain's `driver` never counts: it changes under a
-        running system and does not change generated code.
+        every argument counts exactly. The toolchain's `driver` never counts: its updates do not
+        change generated code.
         """
         tools = tuple(sorted((toolchain or {}).items()))
-        shown = [a.to_json() for a in arguments] if identity is None else list(identity)
+        inputs = [a.to_json() for a in arguments] if identity is None else list(identity)
         compiled_by = [pair for pair in tools if pair[0] != "driver"]
-        name = digest(kernel.name, kernel.source_sha256, shown, list(key), device.slug, compiled_by)
+        name = digest(kernel.name, kernel.source_sha256, inputs, list(key), device.slug, compiled_by)
         where = None if grid is None else tuple(int(n) for n in grid)
         return cls(name, kernel, tuple(arguments), device, tuple(key), where, tools, {}, extra or {})
 
     def joined(self, later: Problem) -> Problem:
         """This record with the TTIR and facts of a later record of the problem; its own where both have some.
 
-        Runs that add configs to a table trace those alone. Facts that another release read are not mixed
-        with these: then the later record's stand.
+        Runs that add configs to a table trace the new ones alone. Facts of different versions are not mixed: then the
+        later record's stand.
         """
         extra = dict(self.extra)
         if isinstance(theirs := later.extra.get(FACTS), Mapping):
@@ -185,14 +185,14 @@ class Problem(
 
 
 def _joined_facts(own: Any, theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The units of both, the first one's where both have some; see `features.traced_texts` for what they mean."""
+    """The units of both, `own` first; see `features.traced_texts` for their meaning."""
     if not isinstance(own, Mapping) or own.get("version") != theirs.get("version"):
         return theirs
     units = {**_units(theirs.get("units")), **_units(own.get("units"))}
     return {"version": own.get("version"), "units": list(units.values())}
 
 
-def _units(listed: Any) -> dict[str, Any]:
-    """Units by assignment and grid; stores are edited and merged by people, so others are passed over."""
-    whole = [u for u in listed if isinstance(u, list) and len(u) == 3] if isinstance(listed, list) else []
+def _units(units: Any) -> dict[str, Any]:
+    """Units by assignment and grid, without malformed ones: people edit and merge stores."""
+    whole = [u for u in units if isinstance(u, list) and len(u) == 3] if isinstance(units, list) else []
     return {json.dumps(unit[:2]): unit for unit in whole}

@@ -1,4 +1,4 @@
-"""One run of a program as `improve` sees it: how it is to be run, and what was recorded.
+"""One run of a program for `improve`: the plan of the run, and its recording.
 
 The harness writes a `RecordingPlan` and reads a `ProgramRecording`; `run --recording` does the opposite. Both lie in
 one folder, under the two names below.
@@ -45,9 +45,9 @@ class RecordingPlan(Record, schema=SCHEMA, label="recording plan"):
     marker: str = ""
     """The kernel or function whose calls divide the run into blocks with the sources and without them, in turns."""
     block: int = 0
-    """Its calls a block; 0: the sources are served throughout."""
+    """Number of the marker's calls per block; 0: the sources are served throughout."""
     settling: int = 0
-    """Its calls at the beginning of a block that do not count: caches and threads are the other turn's there."""
+    """Number of its calls at the start of a block that do not count: caches are still those of the block before."""
     served_first: bool = False
 
 
@@ -80,7 +80,7 @@ class TorchFunction(Record, label="function"):
     file: str
     calls: int = 0
     seconds: float = 0.0
-    """Of all calls, without those of other listed functions inside."""
+    """Seconds of all calls, without those of other listed functions inside."""
     forms: tuple[FunctionCall, ...] = ()
     """One call of each set of shapes and dtypes, up to a few."""
     problem: str = ""
@@ -89,23 +89,23 @@ class TorchFunction(Record, label="function"):
 
 @dataclass(frozen=True)
 class ProgramRecording(Record, schema=SCHEMA, label="recording"):
-    """A run: the launches in order, what was recorded of functions, and how it ended."""
+    """A run: the launches in order, the functions, and the end."""
 
     device: Device | None = None
     seconds: float = 0.0
     """Seconds of the program, without the start of the interpreter."""
     names: tuple[str, ...] = ()
-    """Names of what was launched: kernels of the device, or functions."""
+    """Names of the launches: kernels of the device, or functions."""
     launches: tuple[tuple[int, float, float], ...] = ()
     """Number of the name, start and duration in seconds, of the last launches."""
     steps: tuple[tuple[float, float], ...] = ()
     """Start and duration in seconds of the calls of the step's function."""
     functions: tuple[TorchFunction, ...] = ()
     differences: Mapping[str, float] = field(default_factory=dict)
-    """The largest difference of a replaced function's results, as a multiple of what is accepted."""
+    """The largest difference of a replaced function's results, as a multiple of the accepted one."""
     replaced_calls: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
-    """Whether the program was ended from outside: it counts as far as it was recorded."""
+    """Whether the program was ended from outside: the recording counts up to its end."""
     peak_bytes: int = 0
     """The most memory: the device's, as torch allocated it, or the process's."""
     blocks: tuple[TurnBlock, ...] = ()

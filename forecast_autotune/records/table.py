@@ -26,7 +26,7 @@ from forecast_autotune.records.problem import Problem
 
 @dataclass
 class Table:
-    """One problem and what was measured of it, at most one measurement per candidate that counts."""
+    """One problem and its measurements, at most one per candidate that counts."""
 
     problem: Problem
     measurements: list[Measurement] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Table:
         return latest_labels(self.measurements)
 
     def with_extra(self, name: str, value: Mapping[str, Any] | None) -> Table:
-        """With this in its problem's record, where it survives an export and an import; None changes nothing."""
+        """The table with a field in its problem's record, which survives exports; None changes nothing."""
         if value is None:
             return self
         problem = replace(self.problem, extra={**self.problem.extra, name: dict(value)})
@@ -52,25 +52,25 @@ class Table:
 
 
 def comparable(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Those without times that were taken in another state of the cache than the latest one, by a clock of ours."""
+    """The measurements without our own clock's times at another cache state than that of its latest time."""
     rows = list(measurements)
     state = next((m.cache_state for m in reversed(rows) if m.cache_state), "")
     return [m for m in rows if m.cache_state in ("", state)]
 
 
 def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
-    """The last label per candidate of those that are `comparable`, in order of first appearance.
+    """The last label per candidate among the `comparable` measurements, in order of first appearance.
 
     Infrastructure faults never count.
     """
-    kept: dict[Candidate, Measurement] = {}
+    labels: dict[Candidate, Measurement] = {}
     for m in comparable(measurements):
-        known = kept.get(m.candidate)
-        # Of one second a refusal comes last, however rows were sorted.
-        refused = known is not None and known.outcome is Outcome.INCORRECT and known.at == m.at
-        if m.outcome.is_label and not refused:
-            kept[m.candidate] = m
-    return kept
+        last = labels.get(m.candidate)
+        # Within one second, `incorrect` counts as the later row, whatever their order.
+        is_overruled = last is not None and last.outcome is Outcome.INCORRECT and last.at == m.at
+        if m.outcome.is_label and not is_overruled:
+            labels[m.candidate] = m
+    return labels
 
 
 def read_lines(
@@ -96,7 +96,7 @@ def read_lines(
 
 
 def table_of_problem(tables: dict[str, Table], problem: Problem) -> Table:
-    """The table of a problem among `tables`, by id, added if need be; its IR joins what is known of it.
+    """The table of a problem among `tables`, by id, added if need be; the problem's IR joins the table's.
 
     Raises `RecordError` if its id names another kernel or device there: the measurements of the two
     would be mixed.
@@ -138,7 +138,7 @@ def read_rows(
     `RecordError` with file and line: it is raised or, with `refuse`, handed to that, and the other lines count.
     """
     refuse = bounded_refusals(path, refuse)
-    others = 0
+    other_count = 0
     for number, data in read_lines(path, refuse, streamed=streamed):
         try:
             if data.get("type") == "problem":
@@ -149,12 +149,12 @@ def read_rows(
                     raise RecordError(f"no problem line for {measurement.problem!r:.40} before this one")
                 yield tables[measurement.problem], measurement
             else:
-                others += 1
+                other_count += 1
                 if other is not None:
                     other(data)
         except RecordError as error:
             refuse_row(RecordError(f"{path}:{number}: {error}"), refuse)
-        if others > MAX_LINES:
+        if other_count > MAX_LINES:
             raise RecordError(f"{path}: more than {MAX_LINES} lines are neither problems nor measurements")
 
 
@@ -191,13 +191,13 @@ def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str
     with open_named_output(path) as stream:
         if path.suffix == ".gz":
             # mtime=0: the same table gives the same bytes, so a repository sees no false change.
-            with gzip.GzipFile("", "wb", 9, stream, mtime=0) as packed:
-                packed.writelines(lines)
+            with gzip.GzipFile("", "wb", 9, stream, mtime=0) as writer:
+                writer.writelines(lines)
         elif path.suffix == ".xz":
             import lzma
 
-            with lzma.LZMAFile(stream, "wb", preset=9 | lzma.PRESET_EXTREME) as packed:
-                packed.writelines(lines)
+            with lzma.LZMAFile(stream, "wb", preset=9 | lzma.PRESET_EXTREME) as writer:
+                writer.writelines(lines)
         else:
             stream.writelines(lines)
     return count

@@ -31,33 +31,33 @@ class AdviceFiles:
     def __init__(self, root: Path | None, notes: StoreNotes) -> None:
         self._path = None if root is None else root / ADVICE
         self._notes = notes
-        self._kept: dict[str, Advice] = {}
+        self._in_memory: dict[str, Advice] = {}
         """Advice that is not on disk, by source hash."""
 
     def of(self, source_sha256: str) -> Advice | None:
         """The advice on one source. A damaged file is noted and skipped."""
-        if (result := self._kept.get(source_sha256)) is not None or self._path is None:
+        if (result := self._in_memory.get(source_sha256)) is not None or self._path is None:
             return result
         return self._read(self._file(self._path, source_sha256))
 
     def every(self) -> list[Advice]:
         """All advice, by kernel and source."""
-        results = {a.source_sha256: a for a in self._listed()} | self._kept
+        results = {a.source_sha256: a for a in self._listed()} | self._in_memory
         return sorted(results.values(), key=lambda a: (a.kernel, a.source_sha256))
 
     def put(self, advice: Advice) -> None:
         """Keep advice in place of what there was on its source; in memory, with a note, if the disk refuses."""
         payload = encode(advice.to_json())
         if self._path is None:
-            self._kept[advice.source_sha256] = advice
+            self._in_memory[advice.source_sha256] = advice
             return
         path = self._file(self._path, advice.source_sha256)
         try:
             make_store_folder(path.parent, self._path.parent)
             write_atomically(path, payload)
-            self._kept.pop(advice.source_sha256, None)
+            self._in_memory.pop(advice.source_sha256, None)
         except OSError as error:
-            self._kept[advice.source_sha256] = advice
+            self._in_memory[advice.source_sha256] = advice
             self._notes.add(
                 f"advice cannot be written to {path.parent} ({error}); it stays in memory only: free "
                 "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
@@ -68,10 +68,10 @@ class AdviceFiles:
         """Remove these; returns how many. Raises `StoreError` if a file cannot be removed."""
         count = 0
         for advice in some:
-            known = self._kept.pop(advice.source_sha256, None) is not None
+            existed = self._in_memory.pop(advice.source_sha256, None) is not None
             if self._path is not None:
-                known = remove_file(self._file(self._path, advice.source_sha256)) or known
-            count += known
+                existed = remove_file(self._file(self._path, advice.source_sha256)) or existed
+            count += existed
         return count
 
     @staticmethod

@@ -26,7 +26,7 @@ class AnswerFiles:
         """`what` is kept, for a warning. Files written to longest ago go first; one that is larger is not ours."""
         self.directory = directory
         self._what, self._limit, self._most_file = what, limit_bytes, most_file_bytes
-        self._written = 0
+        self._write_count = 0
         self._warned = False
 
     def read(self, path: Path) -> Any:
@@ -43,8 +43,8 @@ class AnswerFiles:
         try:
             # Models write lone surrogates now and then; escaped they are plain ASCII.
             write_atomically(path, json.dumps(data, allow_nan=False).encode("ascii"))
-            self._written += 1
-            if self._written % WRITES_PER_SWEEP == 1:
+            self._write_count += 1
+            if self._write_count % WRITES_PER_SWEEP == 1:
                 self._sweep()
         except OSError as error:
             if not self._warned:
@@ -64,9 +64,9 @@ class AnswerFiles:
         size = sum(entry[1] for entry in entries)
         if size <= self._limit:
             return
-        for _, freed, path in sorted(entries):
+        for _, nbytes, path in sorted(entries):
             with contextlib.suppress(OSError):
                 path.unlink()
-                size -= freed
+                size -= nbytes
             if size <= _KEPT_SHARE * self._limit:
                 return

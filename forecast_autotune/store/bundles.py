@@ -188,16 +188,16 @@ def from_bytes(data: bytes, kernel: KernelName) -> KernelRows:
 
 def unfounded_decision(rows: KernelRows) -> str:
     """The fault of the first decision that its rows do not bear out; empty where all is well."""
-    measured: dict[str, list[Measurement]] = {}
+    by_problem: dict[str, list[Measurement]] = {}
     for row in sorted(rows.measurements.values(), key=lambda row: row.order):
-        measured.setdefault(row.problem, []).append(Measurement.from_json(row.data))
+        by_problem.setdefault(row.problem, []).append(Measurement.from_json(row.data))
     for row in rows.decisions.values():
         decision = Decision.from_json(row.data)
         if decision.evidence in (Evidence.FORECAST, Evidence.ONLY) and decision.median_ms is None:
             continue
-        labels = latest_labels(measured.get(row.problem, ()))
-        chosen = labels.get(decision.chosen)
-        if chosen is None or not chosen.ok:
+        labels = latest_labels(by_problem.get(row.problem, ()))
+        label = labels.get(decision.chosen)
+        if label is None or not label.ok:
             return f"the decision on {row.problem} rests on a time that is not there"
     return ""
 
@@ -232,9 +232,9 @@ def without_code(rows: KernelRows) -> KernelRows:
     for row in rows.problems.values():
         data = {name: value for name, value in row.data.items() if name in _PROBLEM_FIELDS}
         data["kernel"] = {**data["kernel"], "source": ""}
-        stripped = Row.of(data)
-        assert stripped is not None
-        kernel_rows.add(stripped)
+        bare = Row.of(data)
+        assert bare is not None
+        kernel_rows.add(bare)
     return kernel_rows
 
 
@@ -300,12 +300,12 @@ def install_compiled(files: Mapping[str, bytes], cache: Path) -> int:
 def _placed_group(data: bytes, folder: str = "") -> bytes:
     """A list of files with their names in a folder, or alone; as it is where it is none."""
     try:
-        listed = json.loads(data)
-        names = {str(n): os.path.basename(path) for n, path in listed["child_paths"].items()}  # noqa: PTH119
-        listed["child_paths"] = {n: os.path.join(folder, name) for n, name in names.items()}  # noqa: PTH118
+        group = json.loads(data)
+        names = {str(n): os.path.basename(path) for n, path in group["child_paths"].items()}  # noqa: PTH119
+        group["child_paths"] = {n: os.path.join(folder, name) for n, name in names.items()}  # noqa: PTH118
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return data
-    return json.dumps(listed).encode()
+    return json.dumps(group).encode()
 
 
 GRAPHS = "graphs"
@@ -393,20 +393,18 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
 
 def _compilation_lines(every: Iterable[Compilation]) -> bytes:
     """Without what is about the machine they were recorded on: callers' paths, and files that a library wrote there."""
-    bare = (
-        replace(one, caller="", file="", trouble=one.trouble or _OF_A_FILE * bool(one.file)) for one in every
-    )
-    return b"".join(sorted(encode(one.to_json()) for one in bare))
+    bare = (replace(c, caller="", file="", trouble=c.trouble or _OF_A_FILE * bool(c.file)) for c in every)
+    return b"".join(sorted(encode(c.to_json()) for c in bare))
 
 
 def _compilations_of(data: bytes) -> list[Compilation]:
     try:
-        listed = [Compilation.from_json(decode(line)) for line in data.splitlines()]
+        compilations = [Compilation.from_json(decode(line)) for line in data.splitlines()]
     except MALFORMED as error:
         raise BundleError(f"{COMPILATIONS} holds a line that is no record ({error})"[:300]) from error
-    if _compilation_lines(listed) != data:
+    if _compilation_lines(compilations) != data:
         raise BundleError(f"{COMPILATIONS} is not as a bundle has it")
-    return listed
+    return compilations
 
 
 _OF_A_FILE = "a library wrote its module to a file, which no bundle carries"
@@ -444,24 +442,24 @@ def _row_files(source: RowSource, options: BundleOptions) -> tuple[dict[str, byt
 
 def _founded(rows: KernelRows) -> KernelRows:
     """Without the decisions that rest on times that are not there."""
-    kept = KernelRows(dict(rows.problems), dict(rows.measurements))
+    result = KernelRows(dict(rows.problems), dict(rows.measurements))
     for row in rows.decisions.values():
-        one = KernelRows(rows.problems, rows.measurements, {row.problem: row})
-        if not unfounded_decision(one):
-            kept.add(row)
-    return kept
+        single = KernelRows(rows.problems, rows.measurements, {row.problem: row})
+        if not unfounded_decision(single):
+            result.add(row)
+    return result
 
 
 def _matches(rows: KernelRows, options: BundleOptions) -> bool:
     problem = Problem.from_json(next(iter(rows.problems.values())).data)
-    named = options.kernel.lower() in problem.kernel.name.lower()
+    has_name = options.kernel.lower() in problem.kernel.name.lower()
     where = f"{problem.device.slug} {problem.device.name}".lower()
-    return named and options.device.lower() in where
+    return has_name and options.device.lower() in where
 
 
 def _manifest(files: Mapping[str, bytes], rows: list[KernelRows], options: BundleOptions) -> Manifest:
     kinds = {SOURCES: options.sources, COMPILED: options.compiled, GRAPHS: options.graphs}
-    carries = [name for name, given in kinds.items() if given]
+    carries = [name for name, value in kinds.items() if value]
     covers = sorted(map(coverage_of, rows), key=lambda c: (c.slug, c.kernel))
     return Manifest(
         release=__version__,
@@ -568,8 +566,8 @@ def _verified(path: Path, name: str, entry: BundledFile, limit: int) -> bytes:
 
 def _check_claims(manifest: Manifest, rows: dict[KernelName, KernelRows]) -> None:
     """Whether a manifest says of its files what they say themselves."""
-    for kernel, held in rows.items():
-        if not held.problems:
+    for kernel, kernel_rows in rows.items():
+        if not kernel_rows.problems:
             raise BundleError(f"{rows_path(kernel)} describes no problem")
     covers = sorted(map(coverage_of, rows.values()), key=lambda c: (c.slug, c.kernel))
     if list(manifest.covers) != covers:
@@ -594,7 +592,7 @@ def _has_code(rows: KernelRows) -> bool:
 def _files_below(path: Path) -> Iterator[str]:
     """Every file below a folder, by relative path; a linked folder is listed as if it were a file."""
     for folder, names, files in os.walk(path):
-        linked = [name for name in names if (Path(folder) / name).is_symlink()]
+        links = [name for name in names if (Path(folder) / name).is_symlink()]
         empty = not names and not files and Path(folder) != path
-        for name in [*files, *linked, *([""] if empty else [])]:
+        for name in [*files, *links, *([""] if empty else [])]:
             yield (Path(folder) / name).relative_to(path).as_posix()

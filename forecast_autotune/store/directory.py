@@ -203,22 +203,22 @@ class KernelDirectory:
         Hosts are merged by time; a measurement without a time counts as older than all others.
         """
         results = [m for log in self._logs.values() for m in log.measurements.get(problem_id, ())]
-        stored = set(results) if self._unwritten and results else set()
+        on_disk = set(results) if self._unwritten and results else set()
         for entry in self._unwritten:
             m = entry.measurement
             # A write that failed late (at close, on a network) may have arrived all the same.
-            if m is not None and m.problem == problem_id and m not in stored:
+            if m is not None and m.problem == problem_id and m not in on_disk:
                 results.append(m)
         return sorted(results, key=lambda m: m.at)
 
     def problems(self) -> dict[str, Problem]:
         """Every problem known after the last refresh, by id, in order of first appearance."""
-        known: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         for log in self._logs.values():
-            known |= {name: problem for name, problem in log.problems.items() if name not in known}
+            problems |= {name: problem for name, problem in log.problems.items() if name not in problems}
         for entry in self._unwritten:
-            known.setdefault(entry.problem.id, entry.problem)
-        return known
+            problems.setdefault(entry.problem.id, entry.problem)
+        return problems
 
     def tables(self) -> Iterator[Table]:
         """Every problem with at least one measurement, after the last refresh."""
@@ -298,22 +298,22 @@ class KernelDirectory:
 
     def _lines_to_write(self, own: LogFile, fresh: list[NewRow]) -> bytes:
         lines: list[bytes] = []
-        written = set(own.problems)
-        arrived = [e for e in self._unwritten if e.measurement in own.measurements.get(e.problem.id, ())]
-        for entry in [*(e for e in self._unwritten if e not in arrived), *fresh]:
-            if entry.problem.id not in written:
-                written.add(entry.problem.id)
+        ids = set(own.problems)
+        late_writes = [e for e in self._unwritten if e.measurement in own.measurements.get(e.problem.id, ())]
+        for entry in [*(e for e in self._unwritten if e not in late_writes), *fresh]:
+            if entry.problem.id not in ids:
+                ids.add(entry.problem.id)
                 lines.append(encode(entry.problem.to_json()))
             lines.append(entry.line)
         return b"".join(lines)
 
     def _not_held(self, entries: list[NewRow]) -> list[NewRow]:
         """Entries whose measurement is not held yet."""
-        held = {imported_name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
+        names = {imported_name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
         new: list[NewRow] = []
         for entry in entries:
-            if entry.measurement is not None and (key := imported_name(entry.measurement)) not in held:
-                held.add(key)
+            if entry.measurement is not None and (key := imported_name(entry.measurement)) not in names:
+                names.add(key)
                 new.append(entry)
         return new
 
@@ -410,14 +410,14 @@ class KernelDirectory:
 
     def counts(self) -> StoredCounts:
         """The counts after the last refresh."""
-        decided = self._read_decisions()
-        filed = {problem_file(name) for name in decided}
+        decisions = self._read_decisions()
+        stems = {problem_file(name) for name in decisions}
         files = [] if self.path is None else list_files(self.path / "decisions", "[!.]*.json", self._notes)
         return StoredCounts(
             sum(len(self.measurements(name)) for name in self._known_ids()),
-            len(decided),
+            len(decisions),
             sum(log.unread_lines for log in self._logs.values()),
-            sum(path.stem not in filed for path in files),
+            sum(path.stem not in stems for path in files),
         )
 
     # --- locks, removal ---
@@ -427,11 +427,11 @@ class KernelDirectory:
         """Hold the right to tune one problem. Yields False where it could not be had."""
         if self.path is None:
             mutex = self._mutexes.setdefault(problem_id, threading.Lock())
-            held = mutex.acquire(timeout=max(timeout_s, 0.0))
+            is_held = mutex.acquire(timeout=max(timeout_s, 0.0))
             try:
-                yield held
+                yield is_held
             finally:
-                if held:
+                if is_held:
                     mutex.release()
             return
         lock = None
@@ -476,8 +476,8 @@ class KernelDirectory:
         return count
 
     def _known_ids(self) -> Iterable[str]:
-        logged = {name for log in self._logs.values() for name in log.measurements}
-        return logged | {entry.problem.id for entry in self._unwritten}
+        ids = {name for log in self._logs.values() for name in log.measurements}
+        return ids | {entry.problem.id for entry in self._unwritten}
 
 
 def _sound_facts(data: dict[str, Any]) -> dict[str, Any]:

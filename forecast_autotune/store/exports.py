@@ -44,8 +44,8 @@ class TunedProblem:
         if self.decision is not None:
             result: Candidate | None = self.decision.chosen
         else:
-            ran = [m for m in self.rows.values() if m.ok and m.candidate.is_base_variant]
-            result = min(ran, key=lambda m: m.ms).candidate if ran else None
+            timings = [m for m in self.rows.values() if m.ok and m.candidate.is_base_variant]
+            result = min(timings, key=lambda m: m.ms).candidate if timings else None
         return result if result is not None and result.is_base_variant else None
 
 
@@ -81,8 +81,8 @@ def tuned_problems(
 
 def file_stem(problem: Problem) -> str:
     """A name for a problem's file: its kernel, device and id, in letters that every file system takes."""
-    shown = f"{problem.kernel.name}-{problem.device.slug}-{problem.id[:12]}"
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in shown)
+    name = f"{problem.kernel.name}-{problem.device.slug}-{problem.id[:12]}"
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 _FAILURES = {Outcome.COMPILE_ERROR: "CompilationFailedConfig"}
@@ -99,32 +99,32 @@ _T4_SCHEMA = "1.0.0"
 def write_kernel_tuner(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
     """Write a cache file for each problem into a folder. Raises `OSError`."""
     report = ExportReport()
-    for tuned, rows, parameters in _usable(problems, report):
+    for entry, rows, parameters in _usable(problems, report):
         outcomes = {_key(v, parameters): str(row.outcome) for v, row in rows if _word(row) == _OTHER_FAILURE}
-        bare = replace(tuned.problem, kernel=replace(tuned.problem.kernel, source=""), ttir={}, extra={})
+        bare = replace(entry.problem, kernel=replace(entry.problem.kernel, source=""), ttir={}, extra={})
         header = {
             OWN: {"problem": bare.to_json(), "outcomes": outcomes},
-            "device_name": tuned.problem.device.name,
-            "kernel_name": tuned.problem.kernel.name,
-            "problem_size": _problem_size(tuned.problem),
+            "device_name": entry.problem.device.name,
+            "kernel_name": entry.problem.kernel.name,
+            "problem_size": _problem_size(entry.problem),
             "tune_params_keys": list(parameters),
             "tune_params": parameters,
             "objective": "time",
         }
         cache = {_key(values, parameters): _cache_row(values, row) for values, row in rows}
-        report.write(folder / f"{file_stem(tuned.problem)}.json", {**header, "cache": cache}, indent=0)
+        report.write(folder / f"{file_stem(entry.problem)}.json", {**header, "cache": cache}, indent=0)
     return report
 
 
 def write_kernel_tuner_t4(folder: Path, problems: Sequence[TunedProblem]) -> ExportReport:
     """Write T4 results for each problem into a folder. Raises `OSError`."""
     report = ExportReport()
-    for tuned, rows, _ in _usable(problems, report):
+    for entry, rows, _ in _usable(problems, report):
         results = [_t4_row(values, row) for values, row in rows]
-        device = {"device_query": {"name": tuned.problem.device.name, "kernel": tuned.problem.kernel.name}}
+        device = {"device_query": {"name": entry.problem.device.name, "kernel": entry.problem.kernel.name}}
         about = {"timeunit": "milliseconds", "environment": device}
         data = {"schema_version": _T4_SCHEMA, "metadata": about, "results": results}
-        report.write(folder / f"{file_stem(tuned.problem)}_T4.json", data)
+        report.write(folder / f"{file_stem(entry.problem)}_T4.json", data)
     return report
 
 
@@ -136,19 +136,19 @@ def _usable(
 ) -> list[tuple[TunedProblem, _Rows, dict[str, list[Scalar]]]]:
     """Each problem with its rows of the kernel's own source, and the values of each parameter."""
     results = []
-    for tuned in problems:
+    for entry in problems:
         rows = [
-            (m.candidate.config.parameters(), m) for m in tuned.rows.values() if m.candidate.is_base_variant
+            (m.candidate.config.parameters(), m) for m in entry.rows.values() if m.candidate.is_base_variant
         ]
-        if other := len(tuned.rows) - len(rows):
-            report.left_out.append(f"{tuned.problem.kernel.name}: {other} of its rows are of other sources")
+        if count := len(entry.rows) - len(rows):
+            report.left_out.append(f"{entry.problem.kernel.name}: {count} of its rows are of other sources")
         if not rows:
             continue
         names = dict.fromkeys(name for values, _ in rows for name in values)
         # A config without an option has null there: the readers want one list of parameters for all.
         rows = [({name: values.get(name) for name in names}, row) for values, row in rows]
         values_of = {n: sorted({values[n] for values, _ in rows}, key=_order) for n in names}
-        results.append((tuned, rows, values_of))
+        results.append((entry, rows, values_of))
         report.problems += 1
         report.measurements += len(rows)
     return results
@@ -181,12 +181,12 @@ def _word(row: Measurement) -> str:
 
 
 def _cache_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
-    timed = {"times": [row.ms]} if row.ok else {}
+    times = {"times": [row.ms]} if row.ok else {}
     return {
         **values,
         # Releases of Kernel Tuner before 1.4 know the word here, and later ones as well.
         "time": row.ms if row.ok else _word(row),
-        **timed,
+        **times,
         "compile_time": _compile_ms(row),
         "verification_time": 0,
         "benchmark_time": 0.0,
@@ -303,31 +303,29 @@ def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_T
     """The products of layers that the problems are; the second of a layer takes its tokens from the first."""
     first: list[_TunedProduct] = []
     second: list[tuple[TunedProblem, dict[str, Argument]]] = []
-    for tuned in problems:
-        named = {a.name: a for a in tuned.problem.arguments}
-        if why := _refusal(tuned, named):
-            report.left_out.append(f"{tuned.problem.kernel.name} {' '.join(tuned.problem.key)}: {why}")
+    for entry in problems:
+        args = {a.name: a for a in entry.problem.arguments}
+        if why := _refusal(entry, args):
+            report.left_out.append(f"{entry.problem.kernel.name} {' '.join(entry.problem.key)}: {why}")
             continue
-        experts, columns, _ = _weights(named)
-        top_k, valid = _number(named, "top_k"), _number(named, "num_valid_tokens")
-        if top_k == 1 and _has_first(problems, named):
-            second.append((tuned, named))
+        experts, columns, _ = _weights(args)
+        top_k, valid = _number(args, "top_k"), _number(args, "num_valid_tokens")
+        if top_k == 1 and _has_first(problems, args):
+            second.append((entry, args))
             continue
-        first.append(
-            _TunedProduct(_layer(tuned.problem, named, experts, columns // 2), valid // top_k, tuned)
-        )
-    for tuned, named in second:
-        experts, _, inner = _weights(named)
-        layer = _layer(tuned.problem, named, experts, inner)
-        valid = _number(named, "num_valid_tokens")
-        for one in list(first):
-            same = _number({a.name: a for a in one.tuned.problem.arguments}, "num_valid_tokens")
-            if one.layer == layer and same == valid:
-                first.append(_TunedProduct(layer, one.tokens, tuned))
+        first.append(_TunedProduct(_layer(entry.problem, args, experts, columns // 2), valid // top_k, entry))
+    for entry, args in second:
+        experts, _, inner = _weights(args)
+        layer = _layer(entry.problem, args, experts, inner)
+        valid = _number(args, "num_valid_tokens")
+        for product in list(first):
+            same = _number({a.name: a for a in product.tuned.problem.arguments}, "num_valid_tokens")
+            if product.layer == layer and same == valid:
+                first.append(_TunedProduct(layer, product.tokens, entry))
                 break
         else:
             report.left_out.append(
-                f"{tuned.problem.kernel.name}: the layer's first product was not tuned as well"
+                f"{entry.problem.kernel.name}: the layer's first product was not tuned as well"
             )
     return first
 
@@ -335,90 +333,90 @@ def _products(problems: Sequence[TunedProblem], report: ExportReport) -> list[_T
 def _has_first(problems: Sequence[TunedProblem], second: dict[str, Argument]) -> bool:
     """Whether any problem is the first product of a layer whose second these arguments are of."""
     experts, hidden, inner = _weights(second)
-    for other in problems:
-        named = {a.name: a for a in other.problem.arguments}
-        tensor = "b_ptr" in named and len(named["b_ptr"].shape) == 3
-        if tensor and _weights(named) == (experts, 2 * inner, hidden):
+    for entry in problems:
+        args = {a.name: a for a in entry.problem.arguments}
+        tensor = "b_ptr" in args and len(args["b_ptr"].shape) == 3
+        if tensor and _weights(args) == (experts, 2 * inner, hidden):
             return True
     return False
 
 
-def _weights(named: dict[str, Argument]) -> tuple[int, int, int]:
+def _weights(args: dict[str, Argument]) -> tuple[int, int, int]:
     """Experts, columns and rows of the weights; of those in 4 bits, two share a byte of a row."""
-    experts, columns, rows = named["b_ptr"].shape
-    return experts, columns, rows * 2 if _precision(named) == _INT4 else rows
+    experts, columns, rows = args["b_ptr"].shape
+    return experts, columns, rows * 2 if _precision(args) == _INT4 else rows
 
 
-def _refusal(tuned: TunedProblem, named: dict[str, Argument]) -> str:
+def _refusal(entry: TunedProblem, args: dict[str, Argument]) -> str:
     """Why a problem is none of the kernel's, or has no config for it; empty if it is one."""
-    if missing := [n for n in ("b_ptr", "num_valid_tokens", "top_k") if n not in named]:
+    if missing := [n for n in ("b_ptr", "num_valid_tokens", "top_k") if n not in args]:
         return f"it has no argument {missing[0]}: no fused_moe_kernel"
-    if len(named["b_ptr"].shape) != 3:
+    if len(args["b_ptr"].shape) != 3:
         return "b_ptr must be [experts, columns, rows]"
-    if _number(named, "top_k") < 1:
+    if _number(args, "top_k") < 1:
         return "top_k must be a number"
-    if tuned.chosen is None:
+    if entry.chosen is None:
         return "none of its configs ran"
-    if missing := [n for n in BLOCKS if n not in dict(tuned.chosen.config.kwargs)]:
+    if missing := [n for n in BLOCKS if n not in dict(entry.chosen.config.kwargs)]:
         return f"its configs have no {missing[0]}"
     return ""
 
 
-def _number(named: dict[str, Argument], name: str) -> int:
+def _number(args: dict[str, Argument], name: str) -> int:
     """An integer argument; 0 where it is not there, or is none."""
-    value = named[name].value if name in named else None
+    value = args[name].value if name in args else None
     return value if isinstance(value, int) else 0
 
 
-def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: int) -> ExpertLayer:
-    dtype = _precision(named)
-    if not dtype and named["b_ptr"].dtype in ("float32", "fp32"):
+def _layer(problem: Problem, args: dict[str, Argument], experts: int, inner: int) -> ExpertLayer:
+    dtype = _precision(args)
+    if not dtype and args["b_ptr"].dtype in ("float32", "fp32"):
         dtype = "float32"
-    sizes = [n for n in (_number(named, "group_n"), _number(named, "group_k")) if n]
+    sizes = [n for n in (_number(args, "group_n"), _number(args, "group_k")) if n]
     block = (sizes[0], sizes[1]) if len(sizes) == 2 else None
     triton = dict(problem.toolchain).get("triton", "")
     return ExpertLayer(
-        experts, inner, problem.device.name, dtype, block, triton, _is_set(named, "per_channel_quant")
+        experts, inner, problem.device.name, dtype, block, triton, _is_set(args, "per_channel_quant")
     )
 
 
-def _precision(named: dict[str, Argument]) -> str:
+def _precision(args: dict[str, Argument]) -> str:
     """How weights and activations are quantized, in the words of the kernel's own flags; empty if they are not."""
-    used = [name for name in _PRECISIONS if _is_set(named, name)]
-    return used[0].removeprefix("use_") if used else ""
+    flags = [name for name in _PRECISIONS if _is_set(args, name)]
+    return flags[0].removeprefix("use_") if flags else ""
 
 
-def _is_set(named: dict[str, Argument], flag: str) -> bool:
-    return flag in named and bool(named[flag].value)
+def _is_set(args: dict[str, Argument], flag: str) -> bool:
+    return flag in args and bool(args[flag].value)
 
 
-def _best_of_both(tuned: Sequence[TunedProblem]) -> Config:
+def _best_of_both(entries: Sequence[TunedProblem]) -> Config:
     """The config of the least time of all products that tried it; without a common one, the slowest product's."""
-    shared: set[Candidate] = set.intersection(*({c for c, m in t.rows.items() if m.ok} for t in tuned))
-    shared = {c for c in shared if c.is_base_variant}
-    if len(tuned) > 1 and shared:
-        return min(shared, key=lambda c: (sum(t.rows[c].ms for t in tuned), str(c))).config
+    common: set[Candidate] = set.intersection(*({c for c, m in t.rows.items() if m.ok} for t in entries))
+    common = {c for c in common if c.is_base_variant}
+    if len(entries) > 1 and common:
+        return min(common, key=lambda c: (sum(t.rows[c].ms for t in entries), str(c))).config
 
-    def time_of(one: TunedProblem) -> float:
-        row = one.rows.get(one.chosen) if one.chosen else None
+    def time_of(entry: TunedProblem) -> float:
+        row = entry.rows.get(entry.chosen) if entry.chosen else None
         return row.ms if row is not None and row.ok else 0.0
 
-    chosen = max(tuned, key=time_of).chosen
-    assert chosen is not None  # by `_refusal`
-    return chosen.config
+    slowest = max(entries, key=time_of).chosen
+    assert slowest is not None  # by `_refusal`
+    return slowest.config
 
 
 def _entry(config: Config, options: Sequence[str]) -> dict[str, Any]:
     """A config by the names that the readers know, in their order."""
-    given = dict(config.kwargs)
-    entry = {name: given[name] for name in BLOCKS}
-    if "SPLIT_K" in given:
-        entry["SPLIT_K"] = given["SPLIT_K"]
+    values = dict(config.kwargs)
+    entry = {name: values[name] for name in BLOCKS}
+    if "SPLIT_K" in values:
+        entry["SPLIT_K"] = values["SPLIT_K"]
     entry["num_warps"] = config.num_warps
     if config.num_ctas != 1:
         entry["num_ctas"] = config.num_ctas
     entry["num_stages"] = config.num_stages
-    return {**entry, **{name: given[name] for name in options if name in given}}
+    return {**entry, **{name: values[name] for name in options if name in values}}
 
 
 EXPORT_FORMATS: dict[str, Callable[[Path, Sequence[TunedProblem]], ExportReport]] = {

@@ -56,14 +56,14 @@ class StoreNotes:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.unread: set[Path] = set()  # files and folders that are there, and whose contents are not known
-        self._seen: set[str] = set()
+        self._topics: set[str] = set()
 
     def add(self, text: str, topic: str | None = None) -> None:
         """Keep and issue `text`, unless it, or an earlier note on the same `topic`, was issued before."""
         text = printable(text)  # it may quote a file
-        if (topic or text) in self._seen:
+        if (topic or text) in self._topics:
             return
-        self._seen.add(topic or text)
+        self._topics.add(topic or text)
         self.texts.append(text)
         warnings.warn(text, StoreWarning, stacklevel=4)
 
@@ -158,9 +158,9 @@ def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
 
 def write_all(stream: BinaryIO, payload: bytes | memoryview) -> None:
     """Write to an unbuffered stream, however often it takes. Raises `OSError` where not all can be written."""
-    done = stream.write(payload)
-    while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
-        done += stream.write(payload[done:])
+    count = stream.write(payload)
+    while count < len(payload):  # only a full disk or a quota cuts a write: asking again says which
+        count += stream.write(payload[count:])
 
 
 def is_bundle(root: Path) -> bool:
@@ -261,10 +261,8 @@ def newer_layout_text(root: Path) -> str:
     results = sorted(
         path.name for path in root.glob("v*") if _LAYOUT.fullmatch(path.name) and path.name > VERSION
     )
-    listed = " and ".join(results)
-    return (
-        f"{root}: {listed} is of a newer release and not read: upgrade forecast-autotune" if results else ""
-    )
+    names = " and ".join(results)
+    return f"{root}: {names} is of a newer release and not read: upgrade forecast-autotune" if results else ""
 
 
 def is_newer(path: Path) -> bool:
@@ -337,8 +335,8 @@ def read_record(
 def remove_file(path: Path) -> bool:
     """Remove a file; whether it was there. Raises `StoreError` if it cannot be removed."""
     try:
-        known = path.exists()
+        existed = path.exists()
         path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"cannot remove {path}: {error}; remove it by hand") from error
-    return known
+    return existed

@@ -58,8 +58,8 @@ def line_name(line: bytes) -> int:
         and line.find(b'"p20_ms":', end + 2) < 0  # a parameter of this name would stand before it
     ):
         protocol, _, at = line[stamp + 13 :].partition(b'","at":"')
-        dated = b"" if protocol in _UNDATED else at.partition(b'"')[0]
-        name = line[begin:end] + dated
+        date = b"" if protocol in _UNDATED else at.partition(b'"')[0]
+        name = line[begin:end] + date
     else:
         try:
             data = decode(line)
@@ -124,8 +124,8 @@ class NameSet:
         self._slots[at] = name
         self._count += 1
         if 3 * self._count > 2 * len(self._slots):
-            held, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
-            for each in held:
+            old, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
+            for each in old:
                 if each:
                     self._slots[self._slot(each)] = each
         return True
@@ -187,12 +187,12 @@ class HeldNames:
             return
         with open_regular(path, "rb") as stream:
             stream.seek(end)
-            rest = b""
+            tail = b""
             while chunk := stream.read(_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, tail = (tail + chunk).split(b"\n")
                 for line in lines:
-                    if b'"type":"problem"' in line and (found := _problem_id(line)):
-                        problems.setdefault(found, None)
+                    if b'"type":"problem"' in line and (problem_id := _problem_id(line)):
+                        problems.setdefault(problem_id, None)
                     elif name := line_name(line):
                         self.names.add(name)
                 end += sum(map(len, lines)) + len(lines)
@@ -200,18 +200,18 @@ class HeldNames:
 
     def write(self, log: Path, rows: list[NewRow], *, exclusive: bool) -> int:
         """Append those rows that are not held, after `refresh`; returns how many. Raises `OSError`."""
-        known, lines, count = self.problems.setdefault(log, {}), [], 0
+        problems, lines, count = self.problems.setdefault(log, {}), [], 0
         for row in rows:
             if row.name and not self.names.add(row.name):
                 continue
-            held = known.get(row.problem.id)
+            earlier = problems.get(row.problem.id)
             if (
-                row.problem.id not in known
+                row.problem.id not in problems
                 if row.name
-                else held is not None and _is_fuller(row.problem, held)
+                else earlier is not None and _is_fuller(row.problem, earlier)
             ):
                 lines.append(encode(row.problem.to_json()))
-                known[row.problem.id] = row.problem
+                problems[row.problem.id] = row.problem
             if row.name:
                 lines.append(row.line)
                 count += 1
@@ -245,8 +245,8 @@ def _problem_id(line: bytes) -> str:
         return ""
 
 
-def _is_fuller(problem: Problem, held: Problem) -> bool:
-    return problem is not held and (problem.ttir, problem.extra) != (held.ttir, held.extra)
+def _is_fuller(problem: Problem, earlier: Problem) -> bool:
+    return problem is not earlier and (problem.ttir, problem.extra) != (earlier.ttir, earlier.extra)
 
 
 class KernelFolder(Protocol):
@@ -280,8 +280,8 @@ class Importer:
     ) -> None:
         self._directory_of, self._take_advice, self._root = directory_of, take_advice, root
         self.count = Imported()
-        self._seen = NameSet()
-        self._held: dict[KernelName, HeldNames] = {}
+        self._names = NameSet()
+        self._kernel_names: dict[KernelName, HeldNames] = {}
 
     def add(self, rows: Iterable[tuple[Problem, Measurement | None]]) -> int:
         """Add the rows that are not held yet; those before an error of `rows` are taken. Returns how many there were.
@@ -289,7 +289,7 @@ class Importer:
         Raises `RecordError` for a measurement of another problem, or with values that JSON cannot hold.
         """
         batch: dict[KernelName, list[NewRow]] = {}
-        held, size, last, place, count = 0, 0, None, ("", ""), 0
+        length, size, last, place, count = 0, 0, None, ("", ""), 0
         try:
             for count, (problem, measurement) in enumerate(rows, 1):  # noqa: B007 - returned
                 if problem is not last:
@@ -302,14 +302,14 @@ class Importer:
                     row.line = line_of(measurement)
                     row.name = line_name(row.line)
                     self.count.rows += 1
-                    if not self._seen.add(row.name):
+                    if not self._names.add(row.name):
                         continue
                     self.count.distinct += 1
                 batch.setdefault(place, []).append(row)
-                held, size = held + 1, size + len(row.line)
-                if held >= _ROWS or size >= _BYTES:
+                length, size = length + 1, size + len(row.line)
+                if length >= _ROWS or size >= _BYTES:
                     self._write(batch)
-                    batch, held, size = {}, 0, 0
+                    batch, length, size = {}, 0, 0
         finally:
             self._write(batch)
         return count
@@ -317,9 +317,9 @@ class Importer:
     def _write(self, batch: Mapping[KernelName, list[NewRow]]) -> None:
         for place, rows in batch.items():
             directory = self._directory_of(*place)
-            if place not in self._held and directory.path is not None:
-                self._held[place] = HeldNames(directory.path)
-            self.count.added += directory.add_new(rows, self._held.get(place))
+            if place not in self._kernel_names and directory.path is not None:
+                self._kernel_names[place] = HeldNames(directory.path)
+            self.count.added += directory.add_new(rows, self._kernel_names.get(place))
 
     # --- files that are known by their contents ---
 
@@ -356,7 +356,7 @@ class Importer:
 
     def note(self, name: str, measurements: int) -> None:
         """Remember the contents of a file of so many distinct measurements, which was taken whole."""
-        logs = [[*place, *log] for place, names in self._held.items() for log in names.ends()]
+        logs = [[*place, *log] for place, names in self._kernel_names.items() for log in names.ends()]
         problems = sorted(self.count.problems)
         if not name or self._root is None or max(len(logs), len(problems)) > _LEDGER_LOGS:
             return

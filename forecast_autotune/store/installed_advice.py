@@ -64,10 +64,10 @@ def installed_advice(
     """
     package = str(kernel.extra.get("module", "")).partition(".")[0]
     place = place_of(package, kernel.name, parameters)
-    known = (kernel.source_sha256, place, normal_form is None)
-    if known not in _results:
-        _results[known] = _search(kernel, package, place, normal_form)
-    return _results[known]
+    key = (kernel.source_sha256, place, normal_form is None)
+    if key not in _results:
+        _results[key] = _search(kernel, package, place, normal_form)
+    return _results[key]
 
 
 _results: dict[tuple[str, str, bool], Advice | None] = {}
@@ -81,17 +81,17 @@ def place_of(package: str, kernel: str, parameters: Collection[str]) -> str:
 
 def _search(kernel: Kernel, package: str, place: str, normal_form: Callable[[], str] | None) -> Advice | None:
     name = f'"{kernel.name}"'.encode()
-    layers = [(path, read) for path in layer_paths(package) if name in (read := _read(path))]
+    layers = [(path, data) for path in layer_paths(package) if name in (data := _read(path))]
     if not layers:
         return None
     from forecast_autotune.llm.advice.record import MATCH, SAME_FORM, SAME_PLACE, SAME_SOURCE
 
-    for match, field, known in (
+    for match, field, source in (
         (SAME_SOURCE, "source_sha256", kernel.source_sha256),
         (SAME_FORM, "normal_sha256", normal_form or ""),  # takes some 20 ms: not where the source is known
         (SAME_PLACE, "place", place),
     ):
-        value = known if isinstance(known, str) else known()
+        value = source if isinstance(source, str) else source()
         for path, data in layers if value else ():
             for advice in _records_with(path, data, value):
                 about = {**advice.extra, "source_sha256": advice.source_sha256}
@@ -103,8 +103,8 @@ def _search(kernel: Kernel, package: str, place: str, normal_form: Callable[[], 
 
 def layer_paths(package: str = "") -> list[Path]:
     """The files of advice on a package's kernels, its own first; by default this package's file alone."""
-    contributed = [_contributed_path(package)] if package else []
-    return [*filter(None, contributed), *sorted(_FOLDER.glob(f"*{SUFFIX}"))]
+    own = [_contributed_path(package)] if package else []
+    return [*filter(None, own), *sorted(_FOLDER.glob(f"*{SUFFIX}"))]
 
 
 @cache
@@ -158,8 +158,8 @@ def _read(path: Path) -> bytes:
 
 def _records_with(path: Path, data: bytes, text: str) -> Iterator[Advice]:
     """The records among the first lines that hold a text, the last of them first: later lines replace earlier ones."""
-    sought, lines, at = text.encode(), list[bytes](), -1
-    while len(lines) < _MAX_LINES and (at := data.find(sought, at + 1)) >= 0:
+    needle, lines, at = text.encode(), list[bytes](), -1
+    while len(lines) < _MAX_LINES and (at := data.find(needle, at + 1)) >= 0:
         begin, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
         lines.append(data[begin : end if end >= 0 else len(data)])
         at = end if end >= 0 else len(data)
@@ -185,10 +185,10 @@ def every_installed() -> list[tuple[Path, list[Advice]]]:
     """All records by layer: this package's own, and those of every installed package that names one."""
     from forecast_autotune import plugins
 
-    contributed = (_contributed_path(package) for package in plugins.names(GROUP))
+    paths = (_contributed_path(package) for package in plugins.names(GROUP))
     return [
         (path, list(_decoded(path, filter(bytes.strip, _read(path).split(b"\n")))))
-        for path in [*layer_paths(), *filter(None, contributed)]
+        for path in [*layer_paths(), *filter(None, paths)]
     ]
 
 

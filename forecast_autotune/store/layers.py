@@ -84,7 +84,7 @@ def loaded_kernel_files() -> list[str]:
     if ask is None:
         return []
     try:
-        return [str(loaded.module.__file__) for loaded in ask() if loaded.module.__file__]
+        return [str(kernel.module.__file__) for kernel in ask() if kernel.module.__file__]
     except Exception:  # another package of this name, or a release that keeps them otherwise
         return []
 
@@ -138,7 +138,7 @@ class StoreLayers:
         self.remote = remote
         self._fetched: set[str] = set()
         """Problems whose remote rows were copied."""
-        self._told: set[str] = set()
+        self._offers: set[str] = set()
         """Problems that the remote store was told of."""
         self._asking = threading.RLock()
         """Held from asking the remote store until its rows are copied, so that each problem is asked for once."""
@@ -146,12 +146,12 @@ class StoreLayers:
     @classmethod
     def configured(cls, notes: StoreNotes) -> StoreLayers:
         """The layers that this process is told of. Raises `SettingsError` for an address that is none."""
-        given = {name: value for name in _REMOTE if (value := os.environ.get(name)) is not None}
-        if not given.get(_REMOTE[0]):
+        variables = {name: value for name in _REMOTE if (value := os.environ.get(name)) is not None}
+        if not variables.get(_REMOTE[0]):
             return cls(None, notes)
         from forecast_autotune.store.remote.client import RemoteClient
 
-        settings = Settings.from_environment(given)
+        settings = Settings.from_environment(variables)
         return cls(None, notes, RemoteClient(settings.remote, notes, settings.remote_wait_s))
 
     def connect(self) -> None:
@@ -211,17 +211,17 @@ class StoreLayers:
     def _copy(self, lines: list[bytes], problem: Problem, directory: KernelDirectory) -> None:
         try:
             rows = sound_rows(lines, problem.id)
-            measured = [Measurement.from_json(row.data) for row in rows.of_problem(problem.id)]
-            decided = [Decision.from_json(row.data) for row in rows.decisions.values()]
+            measurements = [Measurement.from_json(row.data) for row in rows.of_problem(problem.id)]
+            decisions = [Decision.from_json(row.data) for row in rows.decisions.values()]
         except RecordError as error:
             message = f"the remote store's rows of {problem.id} are ignored: {error}"
             self._notes.add(message[:300], topic="remote")
             return
-        if measured:
-            directory.add([NewRow.of(problem, m) for m in measured], unique=True)
+        if measurements:
+            directory.add([NewRow.of(problem, m) for m in measurements], unique=True)
         if directory.decision(problem.id) is not None:
             return  # the user's own, made while the remote store was asked
-        for decision in decided:
+        for decision in decisions:
             directory.put_decision(problem, decision)
 
     def is_unanswered(self, problem: Problem) -> bool:
@@ -233,8 +233,8 @@ class StoreLayers:
         if self.remote is None:
             return
         lines = [canonical_line(record.to_json())]
-        if problem.id not in self._told:
-            self._told.add(problem.id)
+        if problem.id not in self._offers:
+            self._offers.add(problem.id)
             # Without IR and facts, of which there may be megabytes.
             bare = replace(problem, ttir={}, extra={})
             lines.insert(0, canonical_line(bare.to_json()))
@@ -242,16 +242,16 @@ class StoreLayers:
 
     def measurements(self, problem: Problem, own: list[Measurement]) -> list[Measurement]:
         """The user's own measurements of a problem and those of all bundles, each once, oldest first."""
-        others = [
+        rows = [
             m
             for tables in self._bundled_tables(problem)
             if problem.id in tables
             for m in tables[problem.id].measurements
         ]
-        if not others:
+        if not rows:
             return own
         # Equal but for free-form facts: what was merged from a bundle is the same row.
-        return sorted(dict.fromkeys([*own, *others]), key=attrgetter("at"))
+        return sorted(dict.fromkeys([*own, *rows]), key=attrgetter("at"))
 
     def tables(self, problem: Problem, own: Iterable[Table]) -> list[Table]:
         """The tables of this kernel and device class: the user's own, then what bundles hold of other problems."""
@@ -279,18 +279,18 @@ class StoreLayers:
 
 
 def _tables_of(rows: KernelRows) -> dict[str, Table]:
-    measured: dict[str, list[Measurement]] = {}
+    by_problem: dict[str, list[Measurement]] = {}
     for row in sorted(rows.measurements.values(), key=attrgetter("order")):
-        measured.setdefault(row.problem, []).append(Measurement.from_json(row.data))
+        by_problem.setdefault(row.problem, []).append(Measurement.from_json(row.data))
     return {
-        name: Table(Problem.from_json(row.data), measured[name])
+        name: Table(Problem.from_json(row.data), by_problem[name])
         for name, row in rows.problems.items()
-        if name in measured
+        if name in by_problem
     }
 
 
 def layer_configuration() -> tuple[str, ...]:
     """The variables and files that say which layers there are: a store opened under another one has others."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    named = (os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))
-    return str(main), *named, *loaded_kernel_files()
+    values = (os.environ.get(name, "") for name in (VARIABLE, *_REMOTE))
+    return str(main), *values, *loaded_kernel_files()

@@ -125,30 +125,30 @@ class LogFile:
         reported. An unreadable file is reported, and its rows read before are kept.
         """
         try:
-            rest = self._read_appended()
-            if rest and not self._torn:
-                self._resolve_tail(rest, locked)
+            tail = self._read_appended()
+            if tail and not self._torn:
+                self._resolve_tail(tail, locked)
         except FileNotFoundError:
             self._reset()
         except OSError as error:
             self._notes.add_unread(self.path, f"cannot be read, its measurements are unknown here: {error}")
 
-    def _resolve_tail(self, rest: bytes, locked: bool) -> None:
+    def _resolve_tail(self, tail: bytes, locked: bool) -> None:
         """Judge text after the last newline: a write still under way, or torn by a kill?"""
         lock = None
         try:
             if not locked:
                 # Writers hold the lock: whatever is unfinished while we have it stays unfinished.
                 lock = acquire_lock(self.lock_path, 1.0, 0.002)
-                rest = self._read_appended()
-            if not rest:
+                tail = self._read_appended()
+            if not tail:
                 return
-            error = self._index_line(rest)
+            error = self._index_line(tail)
             if error is None:  # torn exactly before its newline, and no proper prefix of an object is one
-                self._advance(len(rest), rest[-1:])
+                self._advance(len(tail), tail[-1:])
             else:
                 self._torn = self._lines + 1
-                message = f"{self.path}:{self._torn}: skipped a torn last line of {len(rest)} bytes ({error})"
+                message = f"{self.path}:{self._torn}: skipped a torn last line of {len(tail)} bytes ({error})"
                 self._notes.add(message, topic=str(self.path))
         except TimeoutError:
             return  # somebody is writing right now; the next read will see the whole line
@@ -174,9 +174,9 @@ class LogFile:
 
     def _read_lines(self, stream: BinaryIO, size: int) -> bytes:
         """Index every whole line from the stream's position, chunk by chunk; returns what follows the last."""
-        rest, skipping, bad = b"", False, _BadLines()
-        while not self._is_full(rest) and (chunk := stream.read(_CHUNK)):
-            *lines, rest = (rest + chunk).split(b"\n")
+        tail, skipping, bad = b"", False, _BadLines()
+        while not self._is_full(tail) and (chunk := stream.read(_CHUNK)):
+            *lines, tail = (tail + chunk).split(b"\n")
             for number, raw in enumerate(lines, self._lines + 1):
                 if skipping:
                     bad.add(number, f"more than {MAX_RECORD_BYTES} bytes")
@@ -190,24 +190,24 @@ class LogFile:
                 self._advance(sum(map(len, lines)) + len(lines), b"\n")
                 self._lines += len(lines)
                 self._torn = 0
-            if len(rest) > MAX_RECORD_BYTES:
-                self._advance(len(rest), rest[-1:])
-                rest, skipping = b"", True
-        if skipping or self._is_full(rest):
+            if len(tail) > MAX_RECORD_BYTES:
+                self._advance(len(tail), tail[-1:])
+                tail, skipping = b"", True
+        if skipping or self._is_full(tail):
             self._unread_size = size
             bad.add(
                 self._lines + 1,
                 f"longer than is read: {MAX_RECORD_BYTES} bytes a line, {MAX_LOG_BYTES} bytes and {MAX_LOG_LINES} "
                 "lines a log; what follows is unknown here until it has a file of its own, as in log-more.jsonl",
             )
-            rest = b""
+            tail = b""
         if bad.count:
             self._notes.add(f"{self.path}{bad}", topic=str(self.path))
-        return rest
+        return tail
 
-    def _is_full(self, rest: bytes) -> bool:
-        """Whether no more of the file is read than what is read already, and `rest`."""
-        return self._offset + len(rest) >= MAX_LOG_BYTES or self._lines >= MAX_LOG_LINES
+    def _is_full(self, tail: bytes) -> bool:
+        """Whether no more of the file is read than what is read already, and `tail`."""
+        return self._offset + len(tail) >= MAX_LOG_BYTES or self._lines >= MAX_LOG_LINES
 
     def _advance(self, count: int, last: bytes) -> None:
         self._offset += count
@@ -228,9 +228,9 @@ class LogFile:
                     raise RecordError(
                         f"a problem of {problem.kernel.name} on {problem.device.name} is filed elsewhere"
                     )
-                known = self.problems.get(problem.id)
+                first = self.problems.get(problem.id)
                 # A later record is there because it has IR or facts that the first one has not.
-                self.problems[problem.id] = problem if known is None else known.joined(problem)
+                self.problems[problem.id] = problem if first is None else first.joined(problem)
             elif not is_mark(raw):
                 self._bad_lines += 1  # of a type that a newer release has: passed over in silence
         except MALFORMED as error:
@@ -243,15 +243,15 @@ class _BadLines:
 
     def __init__(self) -> None:
         self.count = 0
-        self._told: list[tuple[int, str]] = []
+        self._lines: list[tuple[int, str]] = []
 
     def add(self, number: int, error: str) -> None:
         self.count += 1
-        if len(self._told) < _MAX_SHOWN_LINES:
-            self._told.append((number, error))
+        if len(self._lines) < _MAX_SHOWN_LINES:
+            self._lines.append((number, error))
 
     def __str__(self) -> str:
         if self.count == 1:
-            return ":{}: skipped a line that is no record ({})".format(*self._told[0])
-        listed = "; ".join(f"line {number}: {error}" for number, error in self._told)
-        return f": skipped {self.count} lines that are no records ({listed}{'; ...' * (self.count > len(self._told))})"
+            return ":{}: skipped a line that is no record ({})".format(*self._lines[0])
+        texts = "; ".join(f"line {number}: {error}" for number, error in self._lines)
+        return f": skipped {self.count} lines that are no records ({texts}{'; ...' * (self.count > len(self._lines))})"

@@ -122,17 +122,17 @@ class StoreFolder:
                     place = own_log(folder)
                     with contextlib.nullcontext() if place == log else locked(place):
                         append(place, portion, exclusive=True)
-                kept = 0
+                refusals = 0
                 for row in (row for row in fresh if row.kind == DECISION):
                     path = folder / "decisions" / f"{problem_file(row.problem)}.json"
                     if is_newer(path):
                         self._complain(f"{path}: kept, a newer release wrote it: upgrade forecast-autotune")
-                        kept += 1
+                        refusals += 1
                     else:
                         write_atomically(path, row.line)
         except OSError as error:
             raise StoreError(f"cannot write to {folder}: {error}") from error
-        return len(fresh) - kept
+        return len(fresh) - refusals
 
     def _rows(self, kernel: KernelName) -> KernelRows:
         folder, result = self.folder(kernel), KernelRows()
@@ -176,16 +176,16 @@ def decision_in(path: Path) -> Row:
 
 def _portions(lines: Iterable[bytes]) -> Iterator[bytes]:
     """These lines in pieces that leave a log that was not full within what is read of it."""
-    held: list[bytes] = []
+    portion: list[bytes] = []
     size = 0
     for line in lines:
-        if held and size + len(line) > MAX_LOG_BYTES // 4:
-            yield b"".join(held)
-            held, size = [], 0
-        held.append(line)
+        if portion and size + len(line) > MAX_LOG_BYTES // 4:
+            yield b"".join(portion)
+            portion, size = [], 0
+        portion.append(line)
         size += len(line)
-    if held:
-        yield b"".join(held)
+    if portion:
+        yield b"".join(portion)
 
 
 def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
@@ -284,29 +284,29 @@ def merge(sources: Iterable[RowSource], into: RowTarget) -> MergeCounts:
 
 def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifference]:
     """How two stores differ in measurements and decisions, for each kernel in which they do, in order."""
-    held, other = set(first.kernels()), set(second.kernels())
-    for kernel in sorted(held | other):
-        one = first.rows(kernel) if kernel in held else KernelRows()
-        two = second.rows(kernel) if kernel in other else KernelRows()
-        both = one.decisions.keys() & two.decisions.keys()
+    first_kernels, second_kernels = set(first.kernels()), set(second.kernels())
+    for kernel in sorted(first_kernels | second_kernels):
+        a = first.rows(kernel) if kernel in first_kernels else KernelRows()
+        b = second.rows(kernel) if kernel in second_kernels else KernelRows()
+        both = a.decisions.keys() & b.decisions.keys()
         difference = KernelDifference(
             kernel,
-            len(one.measurements.keys() - two.measurements.keys()),
-            len(two.measurements.keys() - one.measurements.keys()),
-            tuple(sorted(i for i in both if _differ(one.decisions[i], two.decisions[i]))),
-            len(one.decisions.keys() - both),
-            len(two.decisions.keys() - both),
+            len(a.measurements.keys() - b.measurements.keys()),
+            len(b.measurements.keys() - a.measurements.keys()),
+            tuple(sorted(i for i in both if _differ(a.decisions[i], b.decisions[i]))),
+            len(a.decisions.keys() - both),
+            len(b.decisions.keys() - both),
         )
         if any((difference.only_first, difference.only_second, difference.decided_otherwise)) or both != (
-            one.decisions.keys() | two.decisions.keys()
+            a.decisions.keys() | b.decisions.keys()
         ):
             yield difference
 
 
-def _differ(one: Row, two: Row) -> bool:
-    if one.digest == two.digest:
+def _differ(a: Row, b: Row) -> bool:
+    if a.digest == b.digest:
         return False
-    return not Decision.from_json(one.data).agrees_with(Decision.from_json(two.data))
+    return not Decision.from_json(a.data).agrees_with(Decision.from_json(b.data))
 
 
 PART_AGE_S = 86400.0
@@ -351,24 +351,24 @@ def _compact_log(log: Path, kernel: KernelName, counts: CompactionCounts) -> Non
     with locked(log):
         before = read_regular(log, MAX_LOG_BYTES)
         lines = [raw for raw in before.split(b"\n") if raw.strip()]
-        kept, newer = _counted_rows(lines, kernel)
+        rows, newer = _counted_rows(lines, kernel)
         counts.newer += len(newer)
-        removed = len(lines) - len(kept) - len(newer) - sum(map(is_mark, lines[:1]))
-        if removed <= 0:
+        excess = len(lines) - len(rows) - len(newer) - sum(map(is_mark, lines[:1]))
+        if excess <= 0:
             return
         # Problems first: a measurement whose problem follows it would be no trouble, but be safe.
-        kept.sort(key=lambda row: row.kind != PROBLEM)
+        rows.sort(key=lambda row: row.kind != PROBLEM)
         after = mark_line("compacted") + b"".join(
-            [*(row.line for row in kept), *(raw + b"\n" for raw in newer)]
+            [*(row.line for row in rows), *(raw + b"\n" for raw in newer)]
         )
         write_atomically(log, after)
-        counts.lines += removed
+        counts.lines += excess
         counts.bytes += max(0, len(before) - len(after))
 
 
 def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row], list[bytes]]:
     """The rows that readers count, in their order, and the lines of newer releases or unknown types, each once."""
-    rows, kept, newer = KernelRows(), list[Row](), dict[bytes, None]()
+    rows, results, newer = KernelRows(), list[Row](), dict[bytes, None]()
     for raw in lines:
         if len(raw) > MAX_RECORD_BYTES or is_mark(raw):
             continue
@@ -382,8 +382,8 @@ def _counted_rows(lines: Iterable[bytes], kernel: KernelName) -> tuple[list[Row]
             newer[raw] = None
         # A fuller record of a problem replaces one that was read before it.
         elif row.kind != DECISION and row.kernel in (None, kernel) and rows.add(row):
-            kept.append(row)
-    return [row for row in kept if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
+            results.append(row)
+    return [row for row in results if row.kind != PROBLEM or rows.problems[row.problem] is row], list(newer)
 
 
 def _remove_damaged_decisions(folder: Path, counts: CompactionCounts) -> None:

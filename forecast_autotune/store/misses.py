@@ -79,15 +79,15 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
         at: str,
     ) -> Miss:
         """The record of a problem met in this mode with so many candidates."""
-        shown: dict[str, tuple[Mapping[str, Any], tuple[int, ...]]] = {}
+        launches: dict[str, tuple[Mapping[str, Any], tuple[int, ...]]] = {}
         for candidate, grid in grids.items():
             parameters = dict(candidate.config.kwargs)
-            if len(shown) < MAX_GRIDS:
-                shown.setdefault(json.dumps(parameters, sort_keys=True), (parameters, tuple(grid)))
+            if len(launches) < MAX_GRIDS:
+                launches.setdefault(json.dumps(parameters, sort_keys=True), (parameters, tuple(grid)))
         kernel = replace(problem.kernel, source="")
-        kept = {name: value for name, value in problem.extra.items() if name == OPTIONS}
-        bare = replace(problem, kernel=kernel, ttir={}, extra=kept)
-        return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
+        options = {name: value for name, value in problem.extra.items() if name == OPTIONS}
+        bare = replace(problem, kernel=kernel, ttir={}, extra=options)
+        return cls(bare, mode, candidates, () if problem.grid else tuple(launches.values()), at)
 
 
 R = TypeVar("R", bound=Miss | Compilation)
@@ -105,13 +105,13 @@ class RecordFile(Generic[R]):
 
     def __init__(self, root: Path | None, notes: StoreNotes, name: str, read: Callable[[Any], R]) -> None:
         self.path = None if root is None else root / name
-        self._notes, self._name, self._read = notes, name, read
+        self._notes, self._name, self._reader = notes, name, read
         self._mutex = threading.Lock()
-        self._known: dict[str, R] = {}
+        self._records: dict[str, R] = {}
         self._newer: list[bytes] = []
         """Lines of newer releases in the file when it was last read."""
         self._state: tuple[int, int, int] | None = None
-        """The file's state when `_known` was all that it holds: inode, bytes, nanoseconds of its last change."""
+        """The file's state when `_records` was all that it holds: inode, bytes, nanoseconds of its last change."""
 
     def forget(self) -> None:
         """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""
@@ -121,7 +121,7 @@ class RecordFile(Generic[R]):
     def add(self, record: R) -> bool:
         """Keep a record that is not kept yet; whether it was kept."""
         with self._mutex:
-            if record.id in self._known:
+            if record.id in self._records:
                 return False
             if self.path is None:
                 return self._keep(record)
@@ -129,8 +129,8 @@ class RecordFile(Generic[R]):
             try:
                 make_store_folder(self.path.parent, self.path.parent)
                 lock = acquire_lock(self.path.with_name(self._name + ".lock"), 1.0, 0.002)
-                self._known = self._load()
-                if record.id in self._known or not self._keep(record):
+                self._records = self._load()
+                if record.id in self._records or not self._keep(record):
                     return False
                 append(self.path, encode(record.to_json()), exclusive=lock is not None)
                 # Without a lock, others may have appended meanwhile.
@@ -143,14 +143,14 @@ class RecordFile(Generic[R]):
                 release_lock(lock)
 
     def _keep(self, record: R) -> bool:
-        if len(self._known) >= MAX_RECORDS:
+        if len(self._records) >= MAX_RECORDS:
             self._notes.add(
                 f"{self.path or 'memory'} holds {MAX_RECORDS} records, no more are kept: `forecast-autotune warm` "
                 "works them off",
                 topic=self._name,
             )
             return False
-        self._known[record.id] = record
+        self._records[record.id] = record
         return True
 
     def all(self) -> list[R]:
@@ -158,26 +158,26 @@ class RecordFile(Generic[R]):
         with self._mutex:
             if self.path is not None:
                 try:
-                    self._known = self._load()
+                    self._records = self._load()
                 except OSError as error:
                     self._notes.add(f"{self.path}: cannot be read: {error}", topic=str(self.path))
-            return list(self._known.values())
+            return list(self._records.values())
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget misses that were tuned. Raises `StoreError` if the file cannot be written."""
-        gone = set(ids)
+        out = set(ids)
         with self._mutex:
             if self.path is None:
-                self._known = {name: record for name, record in self._known.items() if name not in gone}
+                self._records = {name: record for name, record in self._records.items() if name not in out}
                 return
             lock = None
             try:
                 make_store_folder(self.path.parent, self.path.parent)
                 lock = acquire_lock(self.path.with_name(self._name + ".lock"), 10.0, 0.002)
-                kept = {name: record for name, record in self._load().items() if name not in gone}
-                lines = [encode(record.to_json()) for record in kept.values()]
+                records = {name: record for name, record in self._load().items() if name not in out}
+                lines = [encode(record.to_json()) for record in records.values()]
                 write_atomically(self.path, b"".join([*lines, *self._newer]))
-                self._known, self._state = kept, None
+                self._records, self._state = records, None
             except OSError as error:
                 raise StoreError(f"cannot write {self.path}: {error}") from error
             finally:
@@ -189,7 +189,7 @@ class RecordFile(Generic[R]):
         try:
             state = self._file_state()  # before it is read: what is added meanwhile is read the next time
             if state == self._state:
-                return dict(self._known)
+                return dict(self._records)
             data = read_regular(self.path, MAX_RECORD_BYTES)
         except FileNotFoundError:
             self._state, self._newer = None, []
@@ -200,7 +200,7 @@ class RecordFile(Generic[R]):
             if not raw.strip():
                 continue
             try:
-                record = self._read(decode(raw))
+                record = self._reader(decode(raw))
             except MALFORMED as error:
                 if isinstance(error, NewerRecordError):
                     self._newer.append(raw + b"\n")
@@ -212,5 +212,5 @@ class RecordFile(Generic[R]):
 
     def _file_state(self) -> tuple[int, int, int]:
         assert self.path is not None
-        seen = self.path.stat()
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns
+        state = self.path.stat()
+        return state.st_ino, state.st_size, state.st_mtime_ns

@@ -70,8 +70,8 @@ def feature_distance(a: dict[str, float | str], b: dict[str, float | str]) -> fl
 def nearness_key(problem: Problem, other: Problem) -> tuple[bool, float, str]:
     """Sort key, nearest first: same source before others, then `feature_distance`, then the id."""
     source = problem.kernel.source_sha256
-    changed = not source or source != other.kernel.source_sha256
-    return changed, feature_distance(similarity_features(problem), similarity_features(other)), other.id
+    differs = not source or source != other.kernel.source_sha256
+    return differs, feature_distance(similarity_features(problem), similarity_features(other)), other.id
 
 
 DEVICES = 8
@@ -87,14 +87,14 @@ def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
     `OSError` where `root` cannot be listed.
     """
     paths: list[Path] = []
-    left = BYTES
+    budget = BYTES
     for path in sorted(root.glob(f"*/{kernel}")):
         if path.parent.name == own or len(paths) == DEVICES:
             continue
         size = sum(map(_log_bytes, path.glob("log-*.jsonl")))
-        if 0 < size <= left:
+        if 0 < size <= budget:
             paths.append(path)
-            left -= size
+            budget -= size
     return paths
 
 
@@ -114,10 +114,10 @@ def nearest_relatives(problem: Problem, directories: Iterable[KernelDirectory]) 
     source = problem.kernel.source_sha256
     for directory in directories:
         same = [p for p in directory.problems().values() if source and p.kernel.source_sha256 == source]
-        for other in sorted(same, key=lambda p: nearness_key(problem, p)):
-            rows = tuple(directory.measurements(other.id))
+        for near in sorted(same, key=lambda p: nearness_key(problem, p)):
+            rows = tuple(directory.measurements(near.id))
             if any(m.ok for m in rows):
-                relatives.append(Relative(other, rows))
+                relatives.append(Relative(near, rows))
                 break
     relatives.sort(key=lambda r: nearness_key(problem, r.problem))
     return relatives

@@ -138,13 +138,13 @@ class KernelRows:
         """Whether putting a row in changes the set."""
         if row.kind == MEASUREMENT:
             return row.digest not in self.measurements
-        held, rank = (self.problems, _fullness) if row.kind == PROBLEM else (self.decisions, _recency)
-        return row.problem not in held or rank(row) > rank(held[row.problem])
+        current, rank = (self.problems, _fullness) if row.kind == PROBLEM else (self.decisions, _recency)
+        return row.problem not in current or rank(row) > rank(current[row.problem])
 
     def with_problems(self) -> tuple[KernelRows, int]:
         """Those rows whose problem is known, and how many others there are: nothing can be done with these."""
-        kept = KernelRows.of(row for row in self if row.problem in self.problems)
-        return kept, len(self) - len(kept)
+        result = KernelRows.of(row for row in self if row.problem in self.problems)
+        return result, len(self) - len(result)
 
     def of_problem(self, problem_id: str) -> list[Row]:
         """The measurements of one problem, in order."""

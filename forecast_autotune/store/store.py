@@ -103,8 +103,8 @@ class Store:
         with self._mutex:
             place, unread = self._directory(problem).path, self._notes.unread
         near = () if place is None else (place, *place.parents)
-        lost = any(path == Path() or path in near or place in path.parents for path in unread)
-        return lost or self.layers.is_unanswered(problem)
+        is_unread = any(path == Path() or path in near or place in path.parents for path in unread)
+        return is_unread or self.layers.is_unanswered(problem)
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """Everything measured of this problem by any process so far, oldest first."""
@@ -126,13 +126,13 @@ class Store:
         with self._mutex:
             directory = self._directory(problem)
             directory.refresh()
-            held = self.layers.tables(problem, directory.tables())
-            tables = [t for t in held if t.problem.id != problem.id]
-            others = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
+            every = self.layers.tables(problem, directory.tables())
+            tables = [t for t in every if t.problem.id != problem.id]
+            distant = nearest_relatives(problem, self._other_device_directories(problem)) if limit > 0 else []
         tables = [t for t in tables if any(m.ok for m in t.measurements)]
         tables.sort(key=lambda t: nearness_key(problem, t.problem))
         near = [t.with_extra(FACTS, self.facts(t.problem)) for t in tables[: max(limit, 0)]]
-        return [Relative(t.problem, tuple(t.measurements)) for t in near] + others
+        return [Relative(t.problem, tuple(t.measurements)) for t in near] + distant
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
         """Commit one measurement; see `add_all`."""
@@ -153,8 +153,8 @@ class Store:
         """The stored decision: one small file is opened. A damaged file is noted and counts as none."""
         with self._mutex:
             directory = self._directory(problem)
-            held = self.layers.held_decision(problem, directory)
-        return held or self.layers.fetched_decision(problem, directory, self._mutex)
+            decision = self.layers.held_decision(problem, directory)
+        return decision or self.layers.fetched_decision(problem, directory, self._mutex)
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
         """Store a decision atomically, in place of an earlier one.
@@ -399,8 +399,8 @@ class Store:
                 return []
             results = [self._directory_at(path.parent.name, path.name) for path in paths]
         else:
-            held = sorted(self._directories)
-            results = [self._directories[x] for x in held if x[1] == kernel and x[0] != own][:DEVICES]
+            names = sorted(self._directories)
+            results = [self._directories[x] for x in names if x[1] == kernel and x[0] != own][:DEVICES]
         for directory in results:
             directory.refresh()
         return results

@@ -41,13 +41,13 @@ class VariantFiles:
     def __init__(self, root: Path | None, notes: StoreNotes) -> None:
         self._path = None if root is None else root / VARIANTS
         self._notes = notes
-        self._kept: dict[tuple[str, str], Variant] = {}
+        self._in_memory: dict[tuple[str, str], Variant] = {}
         """Variants that are not on disk, by base hash and name."""
 
     def of(self, base_sha256: str | None = None) -> list[Variant]:
         """Variants of one base source, or all, by kernel and name. Damaged files are noted and skipped."""
         results = {(v.base_sha256, v.name): v for v in self._read(base_sha256)}
-        for key, variant in self._kept.items():
+        for key, variant in self._in_memory.items():
             if base_sha256 in (None, key[0]):
                 results[key] = _merge_checks(results.get(key), variant)
         return sorted(results.values(), key=lambda v: (v.kernel, v.base_sha256, v.name))
@@ -61,7 +61,7 @@ class VariantFiles:
         payload = _encoded(variant)
         key = variant.base_sha256, variant.name
         if self._path is None:
-            self._kept[key] = _merge_checks(self._kept.get(key), variant)
+            self._in_memory[key] = _merge_checks(self._in_memory.get(key), variant)
             return
         path = self._file(self._path, *key)
         lock = None
@@ -73,13 +73,13 @@ class VariantFiles:
                 self._notes.add(
                     f"{path.parent}: locked for {_LOCK_TIMEOUT_S:.0f} s by another process, ignored"
                 )
-            held = self._read_file(path)
-            for known in (held, self._kept.get(key)):
-                payload = _encoded(variant := _merge_checks(known, variant))
+            variants = self._read_file(path)
+            for earlier in (variants, self._in_memory.get(key)):
+                payload = _encoded(variant := _merge_checks(earlier, variant))
             write_atomically(path, payload)
-            self._kept.pop(key, None)
+            self._in_memory.pop(key, None)
         except OSError as error:
-            self._kept[key] = _merge_checks(self._kept.get(key), variant)
+            self._in_memory[key] = _merge_checks(self._in_memory.get(key), variant)
             self._notes.add(
                 f"variants cannot be written to {path.parent} ({error}); they stay in memory only: "
                 f"{space_remedy(error)}",
@@ -93,10 +93,10 @@ class VariantFiles:
         count = 0
         for variant in variants:
             key = variant.base_sha256, variant.name
-            known = self._kept.pop(key, None) is not None
+            existed = self._in_memory.pop(key, None) is not None
             if self._path is not None:
-                known = remove_file(self._file(self._path, *key)) or known
-            count += known
+                existed = remove_file(self._file(self._path, *key)) or existed
+            count += existed
         return count
 
     @staticmethod
@@ -140,10 +140,10 @@ def with_checks(variant: Variant, checks: Sequence[Check]) -> Variant:
     return replace(variant, checks=tuple(dict.fromkeys((*variant.checks, *checks))))
 
 
-def _merge_checks(known: Variant | None, variant: Variant) -> Variant:
-    if known is None or known.source != variant.source:
+def _merge_checks(earlier: Variant | None, variant: Variant) -> Variant:
+    if earlier is None or earlier.source != variant.source:
         return variant
-    return with_checks(replace(variant, checks=known.checks), variant.checks)
+    return with_checks(replace(variant, checks=earlier.checks), variant.checks)
 
 
 def _digest(variant: Variant) -> str:

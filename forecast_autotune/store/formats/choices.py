@@ -35,10 +35,10 @@ def _text(path: Path, head: str) -> str:
     for pattern, end, words in _BESIDE:
         if path.name.endswith(end) and pattern.match(head):
             return words
-    named = next(
+    name_text = next(
         (text for end, text in _NAMES.items() if path.name.endswith(end) and head.lstrip()[:1] == "{"), ""
     )
-    tool = named or next((text for pattern, text in _HEADS if re.search(pattern, head)), "")
+    tool = name_text or next((text for pattern, text in _HEADS if re.search(pattern, head)), "")
     return f"holds choices, no times ({tool})" if tool else ""
 
 

@@ -42,29 +42,29 @@ def _read(reading: Reading) -> Iterator[Row]:
     device is named. A row that breaks a rule is refused.
     """
     path = reading.path
-    named = _FILE.search(path.stem)
+    match_name = _FILE.search(path.stem)
     where = reading.device
     if where is None:
-        if named is None or _VENDOR.fullmatch(named["device"]):
-            vendor = f"gives the vendor {named['device']!r}, not the device" if named else ""
-            said = vendor or "does not say which device it is of"
-            raise RecordError(f"{path}: its name {said}: pass --device-name")
-        where = device_from_name(named["device"].replace("_", " "))
-    release = f"{named['major']}.{named['minor']}" if named else ""
+        if match_name is None or _VENDOR.fullmatch(match_name["device"]):
+            vendor = f"gives the vendor {match_name['device']!r}, not the device" if match_name else ""
+            fault = vendor or "does not say which device it is of"
+            raise RecordError(f"{path}: its name {fault}: pass --device-name")
+        where = device_from_name(match_name["device"].replace("_", " "))
+    release = f"{match_name['major']}.{match_name['minor']}" if match_name else ""
     try:
         address = f"{path.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True)) as database:
             database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             if (check := database.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
                 raise RecordError(f"{path}: damaged, so none of it is taken ({check[0]:.100})")
-            listed = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-            results = [m for (name,) in listed if (m := _TABLE.fullmatch(str(name)))]
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+            results = [m for (name,) in tables if (m := _TABLE.fullmatch(str(name)))]
             if not results:
                 raise RecordError(f"{path}: a database without FlagGems' tables of times")
-            left = MOST_ROWS
+            budget = MOST_ROWS
             for match in results:
-                for row in _rows(database, match[0], left):
-                    left -= 1
+                for row in _rows(database, match[0], budget):
+                    budget -= 1
                     try:
                         yield _row(match, row, where, release)
                     except MALFORMED as error:
@@ -74,12 +74,12 @@ def _read(reading: Reading) -> Iterator[Row]:
 
 
 def _rows(database: sqlite3.Connection, name: str, most: int) -> Iterator[dict[str, Any]]:
-    quoted = '"' + name.replace('"', '""') + '"'
+    table = '"' + name.replace('"', '""') + '"'
     # SQLite has no booleans; the declared type alone tells them from numbers.
     flags = {
-        str(c[1]) for c in database.execute(f"PRAGMA table_info({quoted})") if str(c[2]).upper() == "BOOLEAN"
+        str(c[1]) for c in database.execute(f"PRAGMA table_info({table})") if str(c[2]).upper() == "BOOLEAN"
     }
-    cursor = database.execute(f"SELECT * FROM {quoted} LIMIT ?", (most,))
+    cursor = database.execute(f"SELECT * FROM {table} LIMIT ?", (most,))
     columns = [str(column[0]) for column in cursor.description]
     for row in cursor:
         yield {c: bool(v) if c in flags and v in (0, 1) else v for c, v in zip(columns, row, strict=True)}
@@ -89,8 +89,8 @@ def _row(match: re.Match[str], row: dict[str, Any], device: Device, release: str
     if missing := [name for name in _TIMES if not isinstance(row.get(name), float | int)]:
         raise RecordError(f"{missing[0]} must be a number of milliseconds, not {row.get(missing[0])!r:.40}")
     median, fast, slow = (float(row.pop(name)) for name in _TIMES)
-    numbered = sorted((int(name[4:]), name) for name in row if re.fullmatch(r"key_\d+", name))
-    key = [str(row.pop(name)) for _, name in numbered]
+    key_columns = sorted((int(name[4:]), name) for name in row if re.fullmatch(r"key_\d+", name))
+    key = [str(row.pop(name)) for _, name in key_columns]
     launch = {name: row.pop(name) for name in LAUNCH_OPTIONS if row.get(name) is not None}
     kwargs = {name: value for name, value in row.items() if name not in LAUNCH_OPTIONS and value is not None}
     if odd := [name for name, value in kwargs.items() if isinstance(value, bytes)]:

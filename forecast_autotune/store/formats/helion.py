@@ -68,7 +68,7 @@ def _read_log(reading: Reading) -> Iterator[Row]:
         yield from _read_trace(replace(reading, path=trace))
         return
     columns: list[str] | None = None
-    described = {str(about.get("run_id")): about for about in _described(reading, f"{path.stem}.meta.jsonl")}
+    runs_about = {str(about.get("run_id")): about for about in _described(reading, f"{path.stem}.meta.jsonl")}
     problems: dict[str, Problem] = {}
     try:
         for number, raw in numbered_lines(path, reading.refuse, streamed=True):
@@ -82,7 +82,7 @@ def _read_log(reading: Reading) -> Iterator[Row]:
                     row: dict[str, Any] = dict(zip(columns, fields, strict=False))
                     run, status = str(row.get("run_id") or ""), str(row["status"])
                     if run not in problems:
-                        problems[run] = _problem(reading, described.get(run, {}), run, path.stem)
+                        problems[run] = _problem(reading, runs_about.get(run, {}), run, path.stem)
                     config = _written_config(str(row["config"]))
                     row |= {name: float(row[name]) for name in ("perf_ms", "compile_time_s") if row[name]}
                     if (measurement := _measurement(reading, problems[run], status, config, row)) is not None:
@@ -121,13 +121,13 @@ def _read_trace(reading: Reading) -> Iterator[Row]:
     """Read a trace: the trials, then the timings in turns of those that were left, with dates."""
     path = reading.path
     name = path.name.removesuffix(".trace.jsonl")
-    described = list(_described(reading, f"{name}.meta.jsonl"))
+    descriptions = list(_described(reading, f"{name}.meta.jsonl"))
     runs: dict[str, _Run] = {}
     for number, data in read_lines(path, reading.refuse, streamed=True):
         event, run = data.get("event"), str(data.get("run_id"))
         try:
             if run not in runs and event in _TRIALS:
-                about = _of_run(described, len(runs), data.get("config_id"))
+                about = _of_run(descriptions, len(runs), data.get("config_id"))
                 runs[run] = _Run(_problem(reading, about, str(about.get("run_id") or run), name))
             if event in _TRIALS:
                 turns = IN_TURNS if event == "rebenchmark" else ""
@@ -153,10 +153,10 @@ def _described(reading: Reading, name: str) -> Iterator[Mapping[str, Any]]:
         yield from (data for _, data in read_lines(path, reading.refuse))
 
 
-def _of_run(described: list[Mapping[str, Any]], number: int, config_id: object) -> Mapping[str, Any]:
+def _of_run(descriptions: list[Mapping[str, Any]], number: int, config_id: object) -> Mapping[str, Any]:
     """The description of a trace's run, whose id it does not share: the one in its place, if it has its configs."""
-    in_place = described[number : number + 1]
-    return next((a for a in (*in_place, *described) if config_id in (a.get("configs") or ())), {})
+    in_place = descriptions[number : number + 1]
+    return next((a for a in (*in_place, *descriptions) if config_id in (a.get("configs") or ())), {})
 
 
 def _measurement(
@@ -183,8 +183,8 @@ def _measurement(
 
 def _problem(reading: Reading, about: Mapping[str, Any], run: str, name: str) -> Problem:
     hardware = about.get("hardware_info")
-    named = hardware.get("device_name") if isinstance(hardware, Mapping) else about.get("hardware")
-    where = reading.device_named(named)
+    device_name = hardware.get("device_name") if isinstance(hardware, Mapping) else about.get("hardware")
+    where = reading.device_named(device_name)
     source = str(about.get("kernel_source") or "")
     kernel = Kernel(str(about.get("kernel_name") or name), "helion", source, digest(source) if source else "")
     key = [str(about[k]) for k in ("input_shapes", "dtypes") if about.get(k)]
@@ -200,11 +200,11 @@ def _written_config(text: str) -> Config:
     return _config({str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
 
 
-def _config(given: Mapping[str, Any]) -> Config:
-    given = dict(given)
-    warps, stages = (given.pop(name, default) for name, default in _LAUNCH.items())
+def _config(values: Mapping[str, Any]) -> Config:
+    values = dict(values)
+    warps, stages = (values.pop(name, default) for name, default in _LAUNCH.items())
     return Config.from_json(
-        {"kwargs": dict(flat_parameters(given)), "num_warps": warps, "num_stages": stages}
+        {"kwargs": dict(flat_parameters(values)), "num_warps": warps, "num_stages": stages}
     )
 
 

@@ -62,7 +62,7 @@ def _read_cache(reading: Reading) -> Iterator[Row]:
     path, data = reading.path, reading.document()
     try:
         system, cache = data["system"], data["cache"]
-        named = reading.device or (system.get("device") or {}).get("name")
+        device = reading.device or (system.get("device") or {}).get("name")
         if not isinstance(cache, Mapping):
             raise RecordError(f"cache must be an object, not {cache!r:.60}")
     except _MALFORMED as error:
@@ -70,15 +70,15 @@ def _read_cache(reading: Reading) -> Iterator[Row]:
     for op, by_inputs in cache.items():
         for inputs, by_precision in _items(by_inputs, reading, op):
             for precision, timings in _items(by_precision, reading, f"{op} {inputs}"):
-                listed = _items(timings, reading, f"{op} {inputs}")
+                choices = _items(timings, reading, f"{op} {inputs}")
                 try:
-                    problem = _problem(reading, op, inputs, precision, named, system)
+                    problem = _problem(reading, op, inputs, precision, device, system)
                 except _MALFORMED as error:
                     if str(error).startswith(str(path)):
                         raise
                     reading.refuse_row(f"{op} {inputs:.80}: {reason(error)}")
                     continue
-                for choice, ms in listed:
+                for choice, ms in choices:
                     try:
                         yield problem, _measurement(problem.id, choice, ms)
                     except _MALFORMED as error:
@@ -93,7 +93,7 @@ def _items(value: object, reading: Reading, what: str) -> list[tuple[str, Any]]:
 
 
 def _problem(
-    reading: Reading, op: str, inputs: str, precision: str, named: object, system: Mapping[str, Any]
+    reading: Reading, op: str, inputs: str, precision: str, device_name: object, system: Mapping[str, Any]
 ) -> Problem:
     # `[(device, dtype, *sizes, *strides, offset), ...]`, and `_<hint>` where sizes were overridden.
     text, _, hint = inputs.rpartition("]")
@@ -103,34 +103,34 @@ def _problem(
     kinds = {operand[0] for operand in operands}
     arguments = [_operand(f"in{i}", operand) for i, operand in enumerate(operands)]
     key = [f"precision={precision}", *([f"hint={hint.lstrip('_')}"] if hint else [])]
-    device = _device(reading, named, next(iter(kinds)))
-    shown = [argument.to_json() for argument in arguments]
+    device = _device(reading, device_name, next(iter(kinds)))
+    records = [argument.to_json() for argument in arguments]
     return Problem.of(
         Kernel(op, "inductor"),
         arguments,
         device,
         key=key,
         # The system's hash stands for the compiler's version, which the file does not name otherwise.
-        identity=[CACHE_PROTOCOL, str(system.get("hash")), *shown],
+        identity=[CACHE_PROTOCOL, str(system.get("hash")), *records],
         extra={IMPORTED_FROM: CACHE_PROTOCOL},
     )
 
 
-def _operand(name: str, described: Sequence[Any]) -> Argument:
-    _, dtype, *numbers = described
+def _operand(name: str, entry: Sequence[Any]) -> Argument:
+    _, dtype, *numbers = entry
     rank, odd = divmod(len(numbers) - 1, 2)
     if odd or not isinstance(dtype, str) or not all(type(n) is int for n in numbers):
-        raise RecordError(f"an operand is (device, dtype, *sizes, *strides, offset), not {described!r:.100}")
+        raise RecordError(f"an operand is (device, dtype, *sizes, *strides, offset), not {entry!r:.100}")
     shape, stride = tuple(numbers[:rank]), tuple(numbers[rank:-1])
     return Argument(name, "tensor", dtype.removeprefix("torch."), shape, stride, numbers[-1] % 16 == 0)
 
 
-def _device(reading: Reading, named: object, backend: str) -> Device:
+def _device(reading: Reading, name: object, backend: str) -> Device:
     """The device of this name: with all its facts where it is here, else by its name alone.
 
     Operands on ROCm are called `cuda`, too, and the file then names the architecture: `gfx942:sramecc+:xnack-`.
     """
-    device = named if isinstance(named, Device) else reading.device_named(named)
+    device = name if isinstance(name, Device) else reading.device_named(name)
     if backend == "cpu" or (device.backend not in ("cuda", "hip") and backend != "cuda"):
         device = Device(device.name, backend)
     here = reading.local() if reading.local is not None else None
@@ -172,8 +172,8 @@ def _candidate(choice: str) -> Candidate:
             pairs.append(part)
         else:  # a minus sign inside a value
             pairs[-1] += f"-{part}"
-    given = dict(pair.partition("=")[::2] for pair in pairs)
-    kwargs = {k: v for k, text in given.items() if (v := _literal(text)) is not None}
+    options = dict(pair.partition("=")[::2] for pair in pairs)
+    kwargs = {k: v for k, text in options.items() if (v := _literal(text)) is not None}
     return _make_candidate(f"{LIBRARY}{name}", kwargs)
 
 
@@ -210,9 +210,9 @@ def _read_table(reading: Reading) -> Iterator[Row]:
             if not raw.endswith(b"\n") or any(row.get(column) in (None, "") for column in _COLUMNS):
                 raise RecordError("the line is cut off")
             kernel = Kernel(row["kernel_name"], "triton")
-            known = [METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
+            identity = [METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
             about = {IMPORTED_FROM: METRICS_PROTOCOL, "model": row.get("model_name")}
-            problem = Problem.of(kernel, (), device, identity=known, extra=about)
+            problem = Problem.of(kernel, (), device, identity=identity, extra=about)
             yield (
                 problem,
                 _metric_measurement(problem.id, row["triton_config"], _latency(row["latency_ms"])),

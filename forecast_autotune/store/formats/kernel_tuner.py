@@ -60,7 +60,7 @@ class _Text:
     """A file's text with a place in it that moves on; as much of it is held as one value needs."""
 
     def __init__(self, path: Path, read: Callable[[int], bytes]) -> None:
-        self._path, self._read = path, read
+        self._path, self._read_chunk = path, read
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._text, self._at, self.ended = "", 0, False
 
@@ -69,7 +69,7 @@ class _Text:
         if self.ended or len(self._text) - self._at > MAX_RECORD_BYTES:
             return False
         # As much again as is held: a long value is not read anew for every chunk.
-        raw = self._read(max(_CHUNK, len(self._text) - self._at))
+        raw = self._read_chunk(max(_CHUNK, len(self._text) - self._at))
         try:
             self._text = self._text[self._at :] + self._decode(raw, not raw)
         except UnicodeDecodeError as error:
@@ -86,8 +86,8 @@ class _Text:
 
     def skip(self, sign: str) -> None:
         """Take this sign. Raises `ValueError` where something else stands."""
-        if (seen := self.mark()) != sign:
-            raise ValueError(f"expected {sign!r}, got {seen or 'the end'!r}")
+        if (mark := self.mark()) != sign:
+            raise ValueError(f"expected {sign!r}, got {mark or 'the end'!r}")
         self._at += 1
 
     def plain_name(self) -> str | None:
@@ -159,8 +159,8 @@ def read_kernel_tuner(reading: Reading) -> Iterator[Row]:
     cache: _Cache | None = None
     key = ""
     try:
-        with unpacked(path, streamed=True) as read:
-            text = _Text(path, read)
+        with unpacked(path, streamed=True) as read_chunk:
+            text = _Text(path, read_chunk)
             for name in _names(text):
                 if name != "cache":
                     header[name] = text.value()
@@ -233,10 +233,10 @@ class _Cache:
         header = self._header
         if self._own:
             return Problem.from_json(self._own.get("problem"))
-        name, named = header.get("kernel_name"), header.get("device_name")
+        name, device_name = header.get("kernel_name"), header.get("device_name")
         if not isinstance(name, str) or not name:
             raise RecordError("it names no kernel (kernel_name)")
-        device = self._reading.device_named(named)
+        device = self._reading.device_named(device_name)
         size = header.get("problem_size")
         sizes = size if isinstance(size, list) else [] if size is None else [size]
         arguments = [
@@ -244,7 +244,7 @@ class _Cache:
             for i, n in enumerate(sizes)
         ]
         language = {"cuda": "cuda", "hip": "hip", "cpu": "c"}.get(device.backend, "")
-        if not named and language == "cuda":
+        if not device_name and language == "cuda":
             language = "c"  # CUDA's backends name their device, those for C and Fortran do not
         return Problem.of(
             Kernel(name, language),
@@ -264,16 +264,16 @@ class _Cache:
             for k in self._keys
             if not self._own or row[k] is not None
         }
-        at, given = str(row.get("timestamp") or ""), row.get("time")
+        at, time = str(row.get("timestamp") or ""), row.get("time")
         if self._own:
             launch = {k: values.pop(k) for k in LAUNCH_OPTIONS if k in values}
             candidate = Candidate(Config.from_json({"kwargs": values, **launch}))
             at = "" if at.startswith("1970-01-01T00:00:00") else at
         else:
             candidate = Candidate(Config(tuple(sorted(values.items()))))
-        spent = read_number(row.get("compile_time"), "compile_time")
-        seconds = None if spent is None else spent / 1000.0
-        if (word := _failure(row, given)) is not None:
+        compile_ms = read_number(row.get("compile_time"), "compile_time")
+        seconds = None if compile_ms is None else compile_ms / 1000.0
+        if (word := _failure(row, time)) is not None:
             if word == _INVALID:
                 self._reading.left_out["configs that restrictions exclude"] += 1
                 return None
@@ -298,7 +298,7 @@ class _Cache:
             problem,
             candidate,
             Outcome.OK,
-            _median(runs) if runs else read_number(given, "time"),
+            _median(runs) if runs else read_number(time, "time"),
             repeats=len(runs),
             compile_s=seconds,
             protocol=KERNEL_TUNER_PROTOCOL,
@@ -308,19 +308,19 @@ class _Cache:
 
 def _median(runs: Sequence[float]) -> float:
     """`statistics.median` in half its time, of which millions are asked."""
-    ordered, half = sorted(runs), len(runs) // 2
-    return ordered[half] if len(runs) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    values, half = sorted(runs), len(runs) // 2
+    return values[half] if len(runs) % 2 else (values[half - 1] + values[half]) / 2
 
 
-def _failure(row: Mapping[str, Any], given: object) -> str | None:
+def _failure(row: Mapping[str, Any], time: object) -> str | None:
     """The word for a config that failed; None for one that ran."""
     if (word := row.get("__error__")) is not None:
         return str(word)
-    if isinstance(given, str):
-        return given
-    if given == _LEGACY_FAILURE:
+    if isinstance(time, str):
+        return time
+    if time == _LEGACY_FAILURE:
         return "RuntimeFailedConfig"
-    if given is None:  # the word stands where the objective's value would
+    if time is None:  # the word stands where the objective's value would
         words = (v for v in row.values() if isinstance(v, str) and (v in _OUTCOMES or v == _INVALID))
         return next(words, None)
     return None

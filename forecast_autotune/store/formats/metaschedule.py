@@ -81,7 +81,7 @@ def _problem(
 ) -> Problem:
     blocks = [step[2] for step in trace[0] if step[0] in ("GetSBlock", "GetBlock")]
     block, function = next((b for b in blocks if b[0] != "root"), ["", "main"])[:2]
-    known = hashes[workload] if isinstance(workload, int) and 0 <= workload < len(hashes) else str(workload)
+    name = hashes[workload] if isinstance(workload, int) and 0 <= workload < len(hashes) else str(workload)
     tensors = [
         Argument(f"arg{n}", "tensor", str(dtype), tuple(int(size) for size in shape))
         for n, (_, dtype, shape) in enumerate(arguments)
@@ -90,7 +90,7 @@ def _problem(
         Kernel(f"{function}.{block}".strip("."), "tir"),
         tensors,
         reading.device or _device(target),
-        key=[known, json.dumps(target, sort_keys=True)],
+        key=[name, json.dumps(target, sort_keys=True)],
         extra={IMPORTED_FROM: _PROTOCOL},
     )
 
@@ -109,7 +109,7 @@ def _device(target: Any) -> Device:
 def _measurement(problem: str, trace: Any, seconds: Sequence[Any]) -> Measurement:
     steps, decisions = trace
     names = [str(step[0]) for step in steps]
-    kwargs = {f"{names[at]}{at}": chosen for at, chosen in decisions}
+    kwargs = {f"{names[at]}{at}": value for at, value in decisions}
     candidate = Candidate(Config.of({**dict(flat_parameters(kwargs)), "sketch": digest(names)[:8]}))
     runs = [t for t in (read_number(t, "run_secs") for t in seconds) if t is not None]
     if not runs:

@@ -175,5 +175,5 @@ def reason(error: BaseException) -> str:
     """An error of a reader in one line."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
-    shown = str(error)[:200]
-    return shown if isinstance(error, RecordError) else f"{type(error).__name__}: {shown}"
+    text = str(error)[:200]
+    return text if isinstance(error, RecordError) else f"{type(error).__name__}: {text}"

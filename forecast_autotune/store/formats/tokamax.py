@@ -44,22 +44,22 @@ def _read(reading: Reading) -> Iterator[Row]:
         try:
             (bound, configs) = entry
             name = str(bound["op"]["__type"]).rpartition(".")[2]
-            given = bound["arguments"]
+            arguments = bound["arguments"]
             settings = {k: v for k, v in bound["op"].items() if k != "__type"}
-            key = [f"{k}={json.dumps(v)}" for k, v in (*given.items(), *settings.items())]
+            key = [f"{k}={json.dumps(v)}" for k, v in (*arguments.items(), *settings.items())]
             problem = Problem.of(
                 Kernel(name, "pallas" if "pallas" in name.lower() else ""),
-                [_argument(k, v) for k, v in given.items()],
+                [_argument(k, v) for k, v in arguments.items()],
                 device,
                 key=key,
                 toolchain={"tokamax": str(data.get("tokamax_version") or "")},
                 extra={IMPORTED_FROM: _PROTOCOL},
             )
-            listed = list(configs.items())
+            results = list(configs.items())
         except MALFORMED as error:
             reading.refuse_row(f"data[{number}]: {reason(error)}")
             continue
-        for text, result in listed:
+        for text, result in results:
             try:
                 yield problem, _measurement(problem.id, text, result)
             except MALFORMED as error:
@@ -80,14 +80,14 @@ def _measurement(problem: str, text: str, result: Mapping[str, Any]) -> Measurem
     runs = [t for t in (read_number(t, "evaluation_times_ms") for t in result["evaluation_times_ms"]) if t]
     if not runs:
         raise RecordError("it has no times")
-    spent = sum(read_number(result.get(k), k) or 0.0 for k in ("compile_time_ms", "lower_time_ms"))
+    compile_ms = sum(read_number(result.get(k), k) or 0.0 for k in ("compile_time_ms", "lower_time_ms"))
     return Measurement(
         problem,
         Candidate(Config.of(dict(flat_parameters(json.loads(text))))),
         Outcome.OK,
         statistics.median(runs),
         repeats=len(runs),
-        compile_s=spent / 1000.0,
+        compile_s=compile_ms / 1000.0,
         protocol=_PROTOCOL,
     )
 

@@ -87,15 +87,15 @@ def _finite(config: Any) -> Any:
 
 def _measurement(problem: str, candidate: Candidate, times: object, protocol: str) -> Measurement:
     # Triton asks its benchmarker for the quantiles 0.5, 0.2 and 0.8; a user's own may return one number.
-    given: list[Any] = times if isinstance(times, list) else [times]
-    if not given or any(isinstance(t, bool) or not isinstance(t, int | float) for t in given):
+    values: list[Any] = times if isinstance(times, list) else [times]
+    if not values or any(isinstance(t, bool) or not isinstance(t, int | float) for t in values):
         raise RecordError(f"times must be numbers, got {times!r:.60}")
-    shown = [float(t) for t in given[:3]]
-    if shown[0] == math.inf:
+    numbers = [float(t) for t in values[:3]]
+    if numbers[0] == math.inf:
         outcome = Outcome.RUNTIME_ERROR if protocol == _QUACK else Outcome.OUT_OF_RESOURCES
         extra = {"message": f"inf in {'quack' if protocol == _QUACK else 'triton'}'s cache"}
         return Measurement(problem, candidate, outcome, protocol=protocol, extra=extra)
-    median, p20, p80 = shown if len(shown) == 3 else (shown[0], None, None)
+    median, p20, p80 = numbers if len(numbers) == 3 else (numbers[0], None, None)
     return Measurement(problem, candidate, Outcome.OK, median, p20, p80, protocol=protocol)
 
 

@@ -147,20 +147,20 @@ class FileSystemBackend:
     def entries(self) -> Iterator[Entry]:
         """Folders three levels down."""
         with contextlib.suppress(FileNotFoundError):
-            seen = set()
+            results = set()
             for path in self._files.find(self._root):
                 parts = path.rstrip("/").split("/")
-                if len(parts) >= 4 and (entry := (parts[-4], parts[-3], parts[-2])) not in seen:
-                    seen.add(entry)
+                if len(parts) >= 4 and (entry := (parts[-4], parts[-3], parts[-2])) not in results:
+                    results.add(entry)
                     yield entry
 
     def lines(self, entry: Entry) -> list[bytes]:
         """The lines of all files of a folder."""
         try:
-            listed = self._files.ls(self._folder(entry), detail=True)
+            infos = self._files.ls(self._folder(entry), detail=True)
         except FileNotFoundError:
             return []
-        files = [info for info in listed if str(info["name"]).endswith(".jsonl")]
+        files = [info for info in infos if str(info["name"]).endswith(".jsonl")]
         if sum(int(info["size"] or 0) for info in files) > MAX_ENTRY_BYTES:
             raise StoreError(f"an entry of more than {MAX_ENTRY_BYTES} bytes")
         lines: list[bytes] = []
@@ -197,8 +197,8 @@ RemoteBackend: TypeAlias = RedisBackend | FileSystemBackend
 
 
 def _protocols(files: Any) -> tuple[str, ...]:
-    named = files.protocol
-    return (named,) if isinstance(named, str) else tuple(named)
+    protocol = files.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 class RemoteRows:
@@ -210,7 +210,7 @@ class RemoteRows:
 
     def __init__(self, address: str, backend: RemoteBackend, *, to_read: bool = False) -> None:
         self._address, self._backend, self._to_read = address, backend, to_read
-        self._listed: dict[KernelName, list[Entry]] | None = None
+        self._entries: dict[KernelName, list[Entry]] | None = None
 
     @property
     def name(self) -> str:
@@ -220,21 +220,21 @@ class RemoteRows:
     def kernels(self) -> list[KernelName]:
         """The kernels that have rows, in order. Raises `StoreError`."""
         with self._told():
-            self._listed = {}
+            self._entries = {}
             for entry in self._backend.entries():
-                self._listed.setdefault(entry[:2], []).append(entry)
-        if self._to_read and not self._listed:
+                self._entries.setdefault(entry[:2], []).append(entry)
+        if self._to_read and not self._entries:
             raise StoreError(
                 f"nothing at {self._address}: name a place that a store was merged into, and that can be reached"
             )
-        return sorted(self._listed)
+        return sorted(self._entries)
 
     def rows(self, kernel: KernelName) -> KernelRows:
         """All rows of a kernel whose problem is known. Raises `StoreError`."""
-        if self._listed is None:
+        if self._entries is None:
             self.kernels()
         kernel_rows = KernelRows()
-        for entry in (self._listed or {}).get(kernel, ()):
+        for entry in (self._entries or {}).get(kernel, ()):
             with self._told():
                 for row in sound_rows(self._backend.lines(entry)):
                     kernel_rows.add(row)
@@ -246,14 +246,14 @@ class RemoteRows:
         for row in rows:
             by_problem.setdefault(row.problem, KernelRows()).add(row)
         count = 0
-        for name, mine in by_problem.items():
+        for name, problem_rows in by_problem.items():
             entry = entry_of(kernel, name)
             with self._told():
-                fresh = mine.missing_from(sound_rows(self._backend.lines(entry)))
+                fresh = problem_rows.missing_from(sound_rows(self._backend.lines(entry)))
                 if fresh:
                     self._backend.add(entry, {row.digest: row.line for row in fresh})
             count += len(fresh)
-        self._listed = None
+        self._entries = None
         return count
 
     @contextlib.contextmanager
@@ -342,14 +342,14 @@ def _row(line: str) -> Row:
 def _latest_lines(backend: RemoteBackend, entry: Entry, problem_id: str) -> list[bytes]:
     """The latest decision and the newest measurements, as many as fit into an answer."""
     rows: KernelRows = sound_rows(backend.lines(entry), problem_id)
-    listed = [*rows.decisions.values(), *reversed(rows.of_problem(problem_id))]
-    kept, size = [], 0
-    for row in listed:
+    records = [*rows.decisions.values(), *reversed(rows.of_problem(problem_id))]
+    lines, size = [], 0
+    for row in records:
         size += len(row.line)
         if size > MAX_ANSWER_BYTES:
             break
-        kept.append(row.line)
-    return kept
+        lines.append(row.line)
+    return lines
 
 
 def _bound_memory() -> None:
@@ -357,5 +357,5 @@ def _bound_memory() -> None:
         import resource
         from pathlib import Path
 
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
+        base = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (base + MEMORY_BYTES, base + MEMORY_BYTES))

@@ -195,9 +195,9 @@ class RemoteClient:
         with self._news:
             self._flushing = True
             self._awaken()
-            done = self._news.wait_for(lambda: not self._queue.offered and not self._busy, timeout_s)
+            is_written = self._news.wait_for(lambda: not self._queue.offered and not self._busy, timeout_s)
             self._flushing = False
-            return done
+            return is_written
 
     def close(self, timeout_s: float = EXIT_S) -> None:
         """Hand on what is queued, and leave; the worker writes it and ends by itself."""
@@ -249,15 +249,15 @@ class RemoteClient:
 
     def _wait_for_work(self) -> None:
         """Sleep until there is something to do; look now and then for what was offered meanwhile."""
-        heard = time.monotonic()
+        last_news = time.monotonic()
         while True:
             if self._queue.offered:
-                heard = time.monotonic()
-                self._queue.since = self._queue.since or heard
+                last_news = time.monotonic()
+                self._queue.since = self._queue.since or last_news
             if self._has_work():
                 return
             # Told before the last look, so that nothing that is offered after it is overlooked.
-            self._dozing = self._queue.since is None and time.monotonic() > heard + DOZE_S
+            self._dozing = self._queue.since is None and time.monotonic() > last_news + DOZE_S
             if not (self._dozing and self._queue.offered):
                 self._news.wait(None if self._dozing else BATCH_S)
             self._dozing = False
@@ -286,7 +286,7 @@ class RemoteClient:
 
     def _put(self, batch: dict[tuple[str, ...], list[str]]) -> None:
         # Once the program ends nobody waits for an answer: the worker goes on for a while by itself.
-        self._request({"do": "put", "rows": list(batch.items())}, answered=not self._closing)
+        self._request({"do": "put", "rows": list(batch.items())}, needs_answer=not self._closing)
         self.counts.sent += sum(map(len, batch.values()))
 
     def _ready(self) -> None:
@@ -294,13 +294,13 @@ class RemoteClient:
             self._request({"do": "ready"}, START_S)
 
     def _request(
-        self, message: dict[str, Any], timeout_s: float = ANSWER_S, *, answered: bool = True
+        self, message: dict[str, Any], timeout_s: float = ANSWER_S, *, needs_answer: bool = True
     ) -> dict[str, Any]:
         connection = self._connection or self._open_worker()
         self._requests += 1
         try:
             connection.send_bytes(json.dumps({**message, "id": self._requests}).encode("ascii"))
-            if not answered:
+            if not needs_answer:
                 return {}
             if not connection.poll(timeout_s):
                 raise WorkerError("it did not answer in time")
