@@ -86,19 +86,19 @@ def _noted(m: Measurement) -> tuple[str, tuple[float, float]] | None:
     if not isinstance(forecast, Mapping) or not isinstance(note, Mapping):
         return None
     try:
-        stated = np.array([note["stated"]], dtype=float)
+        shares = np.array([note["stated"]], dtype=float)
         values = float(note["reference_log2_ms"]), float(forecast["learned_log2_ms"])
         model = str(note["model"])
     except (KeyError, TypeError, ValueError):
         return None  # a table from elsewhere may carry anything under these names
     usable = (
-        stated.shape == (1, len(BINS.labels)) and np.isfinite(stated).all() and abs(stated.sum() - 1.0) < 0.01
+        shares.shape == (1, len(BINS.labels)) and np.isfinite(shares).all() and abs(shares.sum() - 1.0) < 0.01
     )
     if not usable or not all(abs(v) < _LARGEST_LOG2 for v in values):
         return None
     reference, learned = values
     truth = math.log2(m.ms)
-    return model, (reference + float(BINS.moments(stated)[0][0]) - truth, learned - truth)
+    return model, (reference + float(BINS.moments(shares)[0][0]) - truth, learned - truth)
 
 
 RISK_BIN_EDGES = (0.05, 0.1, 0.2, 0.4, 1.0)
@@ -132,17 +132,17 @@ def reliability(verdicts: Sequence[RiskVerdict]) -> list[dict[str, Any]]:
     for high in RISK_BIN_EDGES:
         inside = [v for v in verdicts if (low < v.stated or low == 0.0) and v.stated <= high]
         if inside:
-            seen = sum(v.share for v in inside)
+            share = sum(v.share for v in inside)
             beaten = sum(v.beaten for v in inside)
             rows.append(
                 {
                     "low": low,
                     "high": high,
                     "n": len(inside),
-                    "seen": seen,
+                    "seen": share,
                     "refuted": beaten,
-                    "stated": sum(v.stated * v.share for v in inside) / seen,
-                    "observed": min(1.0, beaten / seen),
+                    "stated": sum(v.stated * v.share for v in inside) / share,
+                    "observed": min(1.0, beaten / share),
                 }
             )
         low = high
@@ -189,9 +189,9 @@ def _render(data: dict[str, Any]) -> list[RenderableType]:
             )
         )
     if (intervals := data["intervals"])["n"]:
-        covered = percent(intervals["covered"])
+        coverage = percent(intervals["covered"])
         parts.append(
-            shown_text(f"{covered} of {intervals['n']} first measurements fell inside their 90 % interval")
+            shown_text(f"{coverage} of {intervals['n']} first measurements fell inside their 90 % interval")
         )
     for record in data["language_models"]:
         parts.append(shown_text(model_record_text(record), lines=True))

@@ -30,13 +30,13 @@ class CountLine:
 
     def __init__(self, console: Console, text: Callable[[], str], *, between: bool = False) -> None:
         self._console, self._text, self._between = console, text, between
-        self._ended, self._lock = threading.Event(), threading.Lock()
-        self._ended.set()
-        self._shown, self._shown_at = "", 0.0
+        self._end, self._lock = threading.Event(), threading.Lock()
+        self._end.set()
+        self._last_text, self._last_at = "", 0.0
 
     def __enter__(self) -> CountLine:
-        self._ended.clear()
-        self._began = self._shown_at = time.monotonic()
+        self._end.clear()
+        self._began = self._last_at = time.monotonic()
         if not self._between:
             self._show()
         self._thread = threading.Thread(target=self._repeat, name="count-line", daemon=True)
@@ -46,7 +46,7 @@ class CountLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._end.set()
         self._thread.join()
         if not self._between:
             self._show(last=True)
@@ -57,13 +57,13 @@ class CountLine:
     def say(self, line: str) -> None:
         """Print a line of its own."""
         with self._lock:
-            if self._console.is_terminal and not self._ended.is_set():
+            if self._console.is_terminal and not self._end.is_set():
                 self._console.file.write("\r\x1b[K")
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._shown_at = time.monotonic()
+            self._last_at = time.monotonic()
 
     def _repeat(self) -> None:
-        while not self._ended.wait(_INTERVAL_S):
+        while not self._end.wait(_INTERVAL_S):
             with self._lock:
                 self._show()
 
@@ -71,16 +71,16 @@ class CountLine:
         """Write the text on a terminal; elsewhere where it says something new."""
         text, now = printable(self._text()), time.monotonic()
         seconds = now - self._began
-        timed = f"{text} ({seconds:.0f} s{' in all' if last else ''})"
+        line_text = f"{text} ({seconds:.0f} s{' in all' if last else ''})"
         if self._console.is_terminal:
-            self._console.file.write(f"\r{timed[: max(1, self._console.width - 1)]}\x1b[K")
+            self._console.file.write(f"\r{line_text[: max(1, self._console.width - 1)]}\x1b[K")
             self._console.file.flush()
             return
-        is_new = (text if last else _stage(text)) != (self._shown if last else _stage(self._shown))
-        if (is_new and not self._between) or (seconds >= 1.0 if last else now - self._shown_at >= SILENCE_S):
-            line = timed if self._shown or self._between else text
+        is_new = (text if last else _stage(text)) != (self._last_text if last else _stage(self._last_text))
+        if (is_new and not self._between) or (seconds >= 1.0 if last else now - self._last_at >= SILENCE_S):
+            line = line_text if self._last_text or self._between else text
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._shown, self._shown_at = text, now
+            self._last_text, self._last_at = text, now
 
 
 def _stage(text: str) -> str:

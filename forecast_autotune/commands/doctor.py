@@ -102,15 +102,15 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
         *_added(settings, options.network),
         _run_check("replay tables", _tables),
     ]
-    failed = any(check.status == "fail" for check in checks)
+    has_failures = any(check.status == "fail" for check in checks)
     rows = shown_settings(settings)
     data = {
-        "ok": not failed,
+        "ok": not has_failures,
         "checks": [asdict(check) for check in checks],
         "settings": [dict(zip(("variable", "value", "meaning"), row, strict=True)) for row in rows],
     }
     output.emit(data, *([] if output.as_json else _render_checks(checks, rows)))
-    return int(failed)
+    return int(has_failures)
 
 
 def _run_check(name: str, check: Callable[[], DoctorCheck]) -> DoctorCheck:
@@ -133,10 +133,10 @@ def _settings() -> tuple[Settings, list[DoctorCheck]]:
         return Settings(), [
             DoctorCheck("settings", "fail", str(error), "unset the variable, or give it a value of its rule")
         ]
-    names = {row[0] for row in settings.describe()}
-    given = sorted(name for name in os.environ if name in names)
+    variables = {row[0] for row in settings.describe()}
+    names = sorted(name for name in os.environ if name in variables)
     strange = sorted(
-        name for name in os.environ if name.startswith("FORECAST_AUTOTUNE") and name not in names
+        name for name in os.environ if name.startswith("FORECAST_AUTOTUNE") and name not in variables
     )
     if strange:
         return settings, [
@@ -144,7 +144,7 @@ def _settings() -> tuple[Settings, list[DoctorCheck]]:
                 "settings", "warn", f"unknown: {', '.join(strange)}", "see the list below for the names"
             )
         ]
-    return settings, [DoctorCheck("settings", "ok", f"set: {', '.join(given)}" if given else "all defaults")]
+    return settings, [DoctorCheck("settings", "ok", f"set: {', '.join(names)}" if names else "all defaults")]
 
 
 def _root(options: argparse.Namespace) -> Path | None:
@@ -169,22 +169,22 @@ def _packages() -> Iterator[DoctorCheck]:
 
     for name, (status, remedy) in remedies.items():
         try:
-            installed = version(name)
+            found_version = version(name)
         except PackageNotFoundError:
             yield DoctorCheck(name, status, "not installed", remedy)
             continue
-        release = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        release = tuple(int(part) for part in found_version.split(".")[:2] if part.isdigit())
         if name == "triton" and release < MIN_TRITON:
-            yield DoctorCheck(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
+            yield DoctorCheck(name, "fail", f"{found_version} is older than 3.4", "pip install -U triton")
             continue
         try:
             importlib.import_module(name)
         except Exception as error:
             yield DoctorCheck(
-                name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}"
+                name, "fail", f"{found_version} does not load: {error!r}"[:300], f"reinstall {name}"
             )
         else:
-            yield DoctorCheck(name, "ok", installed)
+            yield DoctorCheck(name, "ok", found_version)
     yield _accelerator()
 
 
@@ -270,9 +270,9 @@ def _kept(name: str, root: Path, describe: Callable[[Store], str]) -> DoctorChec
 def _variants(store: Store) -> str:
     """How many variants there are, and for how many a check has passed."""
     variants = store.variants()
-    passed = sum(any(c.passed for c in v.checks) for v in variants)
+    count = sum(any(c.passed for c in v.checks) for v in variants)
     sources = len({v.base_sha256 for v in variants})
-    return f"{len(variants)} of {sources} kernel sources, {passed} verified" if variants else ""
+    return f"{len(variants)} of {sources} kernel sources, {count} verified" if variants else ""
 
 
 def _advice(store: Store) -> str:
@@ -304,8 +304,8 @@ def _remote(settings: Settings) -> Iterator[DoctorCheck]:
     try:
         open_backend(settings.remote)
     except Exception as error:  # whatever a client raises
-        missing = missing_package_text(error) if isinstance(error, ImportError) else None
-        message = missing or (str(error) if isinstance(error, StoreError) else plain_reason(error))
+        text = missing_package_text(error) if isinstance(error, ImportError) else None
+        message = text or (str(error) if isinstance(error, StoreError) else plain_reason(error))
         remedy = "until then nothing is shared: see above, or unset FORECAST_AUTOTUNE_REMOTE"
         yield DoctorCheck("remote store", "fail", message, remedy)
     else:
@@ -319,9 +319,9 @@ def _surrogate() -> DoctorCheck:
     surrogate, query = default_surrogate(), query_of(example_table())
     begin = time.perf_counter()
     count = len(surrogate.forecast(query))
-    spent = 1000 * (time.perf_counter() - begin)
+    ms = 1000 * (time.perf_counter() - begin)
     return DoctorCheck(
-        "surrogate", "ok", f"{surrogate.name}/{surrogate.version}: {count} candidates in {spent:.0f} ms"
+        "surrogate", "ok", f"{surrogate.name}/{surrogate.version}: {count} candidates in {ms:.0f} ms"
     )
 
 
@@ -354,7 +354,7 @@ def _tables() -> DoctorCheck:
 def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:
     from forecast_autotune.report.table import checklist, settings_table, shown_text
 
-    failed = sum(check.status == "fail" for check in checks)
-    verdict = shown_text(f"{failed} failed", "bold red") if failed else shown_text("ready", "bold green")
+    count = sum(check.status == "fail" for check in checks)
+    verdict = shown_text(f"{count} failed", "bold red") if count else shown_text("ready", "bold green")
     lines = checklist((check.status, check.name, check.detail, check.remedy) for check in checks)
     return [lines, "", settings_table(settings), "", verdict]

@@ -58,18 +58,18 @@ def export(options: argparse.Namespace, output: Output) -> int:
     tables = list(store.tables(options.kernel, options.device))
     variants = store.variants_of(options.kernel)
     if not tables and not variants:
-        filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
-        raise CommandError(f"nothing to export: the store at {store.place} holds no measurement{filtered}")
+        filters = " that --kernel and --device choose" if options.kernel or options.device else ""
+        raise CommandError(f"nothing to export: the store at {store.place} holds no measurement{filters}")
     if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
     count = write_tables(path, tables, [v.to_json() for v in variants])
     of = f"{count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
-    shown = f"{count_text(count, 'measurement')} of {of}"
+    text = f"{count_text(count, 'measurement')} of {of}"
     if name == "-":
-        output.remark(shown)
+        output.remark(text)
         return 0
     data = {"file": name, "format": form, "problems": len(tables), "measurements": count}
-    output.emit({**data, "variants": len(variants)}, f"wrote {shown}", _dim_text(name))
+    output.emit({**data, "variants": len(variants)}, f"wrote {text}", _dim_text(name))
     return 0
 
 
@@ -79,56 +79,56 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
     if options.file == "-" or folder.is_file():
         raise UsageError(f"{form} writes files into a folder: name one as FILE, not {options.file!r}")
     store = open_named_store(options)
-    chosen = store.tables(options.kernel, options.device)
-    report = write_export(form, folder, chosen, store.decisions(options.kernel, options.device))
-    for left in report.left_out:
-        output.remark(printable(f"left out: {left}"))
+    tables = store.tables(options.kernel, options.device)
+    report = write_export(form, folder, tables, store.decisions(options.kernel, options.device))
+    for remark in report.left_out:
+        output.remark(printable(f"left out: {remark}"))
     data = {"folder": str(folder), "format": form, "files": [str(p) for p in report.files]}
     counts = {"problems": report.problems, "measurements": report.measurements, "left_out": report.left_out}
-    shown = f"wrote {count_text(len(report.files), 'file')} of {count_text(report.problems, 'problem')}"
-    output.emit({**data, **counts}, shown, _dim_text(str(folder)))
+    text = f"wrote {count_text(len(report.files), 'file')} of {count_text(report.problems, 'problem')}"
+    output.emit({**data, **counts}, text, _dim_text(str(folder)))
     return 0 if report.files else 1
 
 
 def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
-    files, passed = _files(options.files)
+    files, skips = _files(options.files)
     variants: list[Variant] = []
     store = open_store(options)
-    taken = _Taken(store.importer(), options.device_name, variants)
+    intake = _Taken(store.importer(), options.device_name, variants)
     for path, form in files:
         try:
-            taken.take(path, form)
+            intake.take(path, form)
         except RecordError as error:
             if len(files) == 1:
                 raise
-            taken.refuse("file", [error])
-    if not +taken.kinds and not taken.refused:
-        raise RecordError(next(iter(taken.left_out)))
+            intake.refuse("file", [error])
+    if not +intake.kinds and not intake.refused:
+        raise RecordError(next(iter(intake.left_out)))
     for variant in without_checks(variants):
         store.put_variant(variant)
     store.sync()
     _check_saved(store)
-    for left in taken.left_out:
-        output.remark(printable(f"left out: {left}"))
-    if passed:
-        shown = ", ".join(p.name for p in passed[:_SHOWN]) + (", ..." if len(passed) > _SHOWN else "")
-        output.remark(printable(f"passed over {count_text(len(passed), 'file')} of no known format: {shown}"))
-    count = taken.importer.count
+    for remark in intake.left_out:
+        output.remark(printable(f"left out: {remark}"))
+    if skips:
+        names = ", ".join(p.name for p in skips[:_SHOWN]) + (", ..." if len(skips) > _SHOWN else "")
+        output.remark(printable(f"passed over {count_text(len(skips), 'file')} of no known format: {names}"))
+    count = intake.importer.count
     counts = {"problems": len(count.problems), "measurements": count.distinct, "added": count.added}
     data: dict[str, Any] = {**counts, "variants": len(variants)}
-    if len(files) > 1 or passed:
+    if len(files) > 1 or skips:
         output.remark(
-            "read " + ", ".join(f"{count_text(n, 'file')} of {kind}" for kind, n in (+taken.kinds).items())
+            "read " + ", ".join(f"{count_text(n, 'file')} of {kind}" for kind, n in (+intake.kinds).items())
         )
-        data["kinds"] = dict(+taken.kinds)
+        data["kinds"] = dict(+intake.kinds)
     of = f"{count_text(len(count.problems), 'problem')}{_variants_note(len(variants))}"
     noun = "measurement" if count.distinct == count.rows else "distinct measurement"
     new = f"added {count_text(count.added, noun)} of {of}"
-    known = "" if count.distinct == count.added else f"; {count.distinct - count.added} known already"
-    output.emit({**data, "store": store.place}, new + known, _dim_text(store.place))
-    if taken.refused:
-        text = " and ".join(count_text(n, noun) for noun, n in sorted(taken.refused.items(), reverse=True))
+    duplicates = "" if count.distinct == count.added else f"; {count.distinct - count.added} known already"
+    output.emit({**data, "store": store.place}, new + duplicates, _dim_text(store.place))
+    if intake.refused:
+        text = " and ".join(count_text(n, noun) for noun, n in sorted(intake.refused.items(), reverse=True))
         raise UsageError(f"{text} refused, as the warnings say; everything else was taken")
     return 0
 
@@ -139,7 +139,7 @@ def _files(names: Sequence[str]) -> tuple[list[tuple[Path, Format]], list[Path]]
     Raises `UsageError` for a folder with none, and for stores and bundles.
     """
     files: list[tuple[Path, Format]] = []
-    passed: list[Path] = []
+    skips: list[Path] = []
     for path in map(Path, names):
         if not path.is_dir():
             files.append((path, TABLE if str(path) == "-" else format_of(path) or TABLE))
@@ -153,8 +153,8 @@ def _files(names: Sequence[str]) -> tuple[list[tuple[Path, Format]], list[Path]]
         files += [(p, form) for p, form in inside if form is not None]
         # Triton's cache holds thousands of files that are not of its tuner, in folders named by a hash.
         of_triton = {p for p, _ in inside if len(p.parent.name) == 52 and p.parent.name.isupper()}
-        passed += [p for p, form in inside if form is None and p not in of_triton]
-    return files, passed
+        skips += [p for p, form in inside if form is None and p not in of_triton]
+    return files, skips
 
 
 class _Taken:
@@ -181,18 +181,18 @@ class _Taken:
         before, variants = count.distinct, len(self._variants)
         reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
         with rare_collections():
-            taken = importer.add(form.rows(reading))
+            count_added = importer.add(form.rows(reading))
         whole = form is choices.FORMAT
-        left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
-        if not taken and len(self._variants) == variants and not left:
+        remarks = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
+        if not count_added and len(self._variants) == variants and not remarks:
             first = f"; of {count_text(len(rows), 'refused row')} the first: {rows[0]}" if rows else ""
             raise RecordError(
                 f"{path}: of none of the known formats ({_known_formats()}), or without a measurement{first}"
             )
-        self.left_out += left
-        self.kinds[form.name] += bool(taken) or len(self._variants) > variants
+        self.left_out += remarks
+        self.kinds[form.name] += bool(count_added) or len(self._variants) > variants
         self.refuse("row", rows)
-        if not (rows or left or reading.companions or len(self._variants) > variants):
+        if not (rows or remarks or reading.companions or len(self._variants) > variants):
             importer.note(name, count.distinct - before)
 
     def refuse(self, noun: str, errors: Sequence[RecordError]) -> None:
@@ -222,16 +222,16 @@ def clear(options: argparse.Namespace, output: Output) -> int:
         if getattr(options, name):
             return _clear_kept(name, options, output)
     store = open_named_store(options, to_read=False)
-    held = store.counts(options.kernel, options.device)
-    if held != StoredCounts() and not options.yes:
+    counts = store.counts(options.kernel, options.device)
+    if counts != StoredCounts() and not options.yes:
         kernels = {table.problem.kernel.name for table in store.tables(options.kernel, options.device)}
         of = f" of {count_text(len(kernels), 'kernel')}"
-        if not _ask_confirmation(f"{_shown_counts(held, of)} from {store.place}", output):
+        if not _ask_confirmation(f"{_shown_counts(counts, of)} from {store.place}", output):
             output.remark("nothing removed")
             return 1
     store.clear(options.kernel, options.device)
     output.emit(
-        {**vars(held), "store": store.place}, f"removed {_shown_counts(held)}", _dim_text(store.place)
+        {**vars(counts), "store": store.place}, f"removed {_shown_counts(counts)}", _dim_text(store.place)
     )
     return 0
 
@@ -250,31 +250,31 @@ def _clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:
     if options.device:
         raise UsageError(f"{why}: leave --device out")
     store = open_named_store(options, to_read=False)
-    kept: dict[str, Callable[[str | None], Sized]] = {
+    listings: dict[str, Callable[[str | None], Sized]] = {
         "variants": store.variants_of,
         "advice": store.advice_of,
         "captures": lambda _: [] if store.captures is None else list(store.captures.every()),
     }
-    held = len(kept[name](options.kernel))
+    count = len(listings[name](options.kernel))
     before = "advice on " if name == "advice" else ""
-    what = f"{before}{count_text(held, noun)} from {store.place}"
-    if held and not options.yes and not _ask_confirmation(what, output):
+    what = f"{before}{count_text(count, noun)} from {store.place}"
+    if count and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
-    removed = getattr(store, f"clear_{name}")(options.kernel)
-    data = {name: removed, "store": store.place}
-    output.emit(data, f"removed {before}{count_text(removed, noun)}", _dim_text(store.place))
+    removals = getattr(store, f"clear_{name}")(options.kernel)
+    data = {name: removals, "store": store.place}
+    output.emit(data, f"removed {before}{count_text(removals, noun)}", _dim_text(store.place))
     return 0
 
 
-def _shown_counts(held: StoredCounts, of: str = "") -> str:
+def _shown_counts(c: StoredCounts, of: str = "") -> str:
     """The counts in words; `of` follows the measurements."""
-    shown = f"{count_text(held.measurements, 'measurement')}{of} and {count_text(held.decisions, 'decision')}"
-    unread = [(held.unread_lines, "line"), (held.unread_decisions, "file")]
+    text = f"{count_text(c.measurements, 'measurement')}{of} and {count_text(c.decisions, 'decision')}"
+    unread = [(c.unread_lines, "line"), (c.unread_decisions, "file")]
     if any(count for count, _ in unread):
-        listed = " and ".join(count_text(count, noun) for count, noun in unread if count)
-        shown += f", with {listed} that this release cannot read"
-    return shown
+        nouns = " and ".join(count_text(count, noun) for count, noun in unread if count)
+        text += f", with {nouns} that this release cannot read"
+    return text
 
 
 def _ask_confirmation(what: str, output: Output) -> bool:

@@ -61,11 +61,11 @@ def build() -> argparse.ArgumentParser:
         "doctor": _doctor,
         "store": _store,
     }
-    others = plugins.names(GROUP)
-    for name in (*ORDER, *(n for n in others if n not in ORDER)):
+    names = plugins.names(GROUP)
+    for name in (*ORDER, *(n for n in names if n not in ORDER)):
         if name in own:
             own[name](commands)
-        elif name in others:
+        elif name in names:
             plugins.load(GROUP, name)(commands)
     return parser
 

@@ -37,8 +37,8 @@ def output_path(option: str, name: str, *suffixes: str) -> Path:
     path = Path(name).expanduser()
     special = path.exists() and not path.is_file()  # a device or a pipe has no suffix
     if not path.name.lower().endswith(suffixes) and not special:
-        *others, last = suffixes
-        rule = f"{', '.join(others)} or {last}" if others else last
+        *first, last = suffixes
+        rule = f"{', '.join(first)} or {last}" if first else last
         raise UsageError(f"{option} {name}: the name must end in {rule}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{option} {name}: there is no directory {path.parent}")

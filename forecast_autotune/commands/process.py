@@ -24,15 +24,15 @@ def _fill_closed_streams() -> bool:
 
     Else the next file that is opened would get the number of one, and with it what is printed.
     """
-    closed = sys.stdout is None
-    if closed or sys.stderr is None:
-        while (opened := os.open(os.devnull, os.O_RDWR)) < 3:
+    is_closed = sys.stdout is None
+    if is_closed or sys.stderr is None:
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
             pass
-        os.close(opened)
+        os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
-    return closed
+    return is_closed
 
 
 def _flush_stdout() -> OSError | None:
@@ -71,8 +71,8 @@ def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while position < len(arguments):
         word = arguments[position]
         if word == "--":
-            ours, rest = list(arguments[:position]), list(arguments[position + 1 :])
-            return [*ours, *rest[:1]], rest[1:]
+            ours, theirs = list(arguments[:position]), list(arguments[position + 1 :])
+            return [*ours, *theirs[:1]], theirs[1:]
         if word == "-m":
             end = position + 2
         elif word in _VALUES:
@@ -94,8 +94,8 @@ _BAD_INPUT = 2
 
 def dispatch(arguments: list[str]) -> int:
     """Run one command; see `forecast_autotune.commands.main`."""
-    shown, failed, text = warnings.showwarning, None, None
-    closed = arguments[:1] != ["run"] and _fill_closed_streams()
+    show_warning, failure, text = warnings.showwarning, None, None
+    is_closed = arguments[:1] != ["run"] and _fill_closed_streams()
     with InterruptHandlers() as interrupts:
         try:
             status = _run(arguments, interrupts)
@@ -104,19 +104,19 @@ def dispatch(arguments: list[str]) -> int:
                 raise
             if interrupts.received is None and sys.flags.dev_mode and _failure(error) is None:
                 raise
-            failed, (status, text) = error, _failure(error) or _unexpected(error)
+            failure, (status, text) = error, _failure(error) or _unexpected(error)
         finally:
-            warnings.showwarning = shown
-        lost = OSError(errno.EBADF, os.strerror(errno.EBADF)) if closed else _flush_stdout()
-        if isinstance(failed, BrokenPipeError):
+            warnings.showwarning = show_warning
+        fault = OSError(errno.EBADF, os.strerror(errno.EBADF)) if is_closed else _flush_stdout()
+        if isinstance(failure, BrokenPipeError):
             text = None  # whoever closed it wants to read no more
-        elif lost is not None and isinstance(failed, OSError) and failed.filename is None:
+        elif fault is not None and isinstance(failure, OSError) and failure.filename is None:
             text = None  # told below
-        return _reported(status, text, lost, interrupts)
+        return _reported(status, text, fault, interrupts)
 
 
-def _reported(status: int, text: str | None, lost: OSError | None, interrupts: InterruptHandlers) -> int:
-    """Say what went wrong, if anything did, and return the exit status; `lost`: why output is."""
+def _reported(status: int, text: str | None, fault: OSError | None, interrupts: InterruptHandlers) -> int:
+    """Say what went wrong, if anything did, and return the exit status; `fault` is that of stdout."""
     if interrupts.received is not None and status:
         name = signal.Signals(interrupts.received).name
         if text is not None:  # else the command has said so itself
@@ -124,11 +124,11 @@ def _reported(status: int, text: str | None, lost: OSError | None, interrupts: I
                 f"forecast-autotune: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}"
             )
         return 128 + interrupts.received
-    if isinstance(lost, BrokenPipeError):
+    if isinstance(fault, BrokenPipeError):
         return _BROKEN_PIPE
-    if lost is not None:
+    if fault is not None:
         status = status or 1
-        text = text or f"error: standard output: {lost.strerror}: not all of it was written"
+        text = text or f"error: standard output: {fault.strerror}: not all of it was written"
     if text is not None:
         write_error_line(f"forecast-autotune: {printable(text)}")
     return status
@@ -141,12 +141,12 @@ def _run(arguments: list[str], interrupts: InterruptHandlers) -> int:
     if not is_program and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     # Everything behind SCRIPT is the script's own, also what looks like our options.
-    arguments, rest = split_run(arguments) if is_program else (arguments, [])
+    arguments, own_arguments = split_run(arguments) if is_program else (arguments, [])
     try:
         options = grammar.build().parse_args(arguments)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
-    options.rest = rest
+    options.rest = own_arguments
     if is_program:
         # A program that is run keeps Python's own signals and form of warnings.
         interrupts.release()

@@ -105,8 +105,8 @@ class Parser(argparse.ArgumentParser):
         print(message, end="", file=file)
 
     def _commands(self) -> Mapping[str, Any]:
-        listed = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
-        return listed[0] if listed else {}
+        choices = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return choices[0] if choices else {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
@@ -115,15 +115,15 @@ class Parser(argparse.ArgumentParser):
             self.error(self._unknown_text(unknown, list(args or ())))
         return result, unknown
 
-    def _unknown_text(self, unknown: list[str], given: list[str]) -> str:
+    def _unknown_text(self, unknown: list[str], words: list[str]) -> str:
         option = next((word for word in unknown if word.startswith("-")), None)
         if option is None:
             return f"unrecognized arguments: {' '.join(unknown)}"
         # Its value was taken for another argument, but belongs to what was meant.
-        behind = given[given.index(option) + 1 :][:1] if option in given and "=" not in option else []
+        behind = words[words.index(option) + 1 :][:1] if option in words and "=" not in option else []
         value = [word for word in behind if not word.startswith("-")]
-        meant = meant_text(option.partition("=")[0], self._option_string_actions)
-        return f"unrecognized arguments: {' '.join([option, *value])}{meant}"
+        hint = meant_text(option.partition("=")[0], self._option_string_actions)
+        return f"unrecognized arguments: {' '.join([option, *value])}{hint}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As `argparse` does from Python 3.14 on: name the nearest choice."""
@@ -138,12 +138,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave printing to `main`, so that all errors look alike; of a missing word, with an example."""
-        missing = re.match(
+        match = re.match(
             r"argument (?:\S+/)?(--\S+): expected | *(?:the following|one of the) arguments ", message
         )
-        shown = [e for e in self.examples if missing and f"{missing[1] or ''} " in e][:1]
-        more = "".join(f", as in `{example}`" for example in shown)
-        if missing and not missing[1] and self._commands():
+        examples = [e for e in self.examples if match and f"{match[1] or ''} " in e][:1]
+        more = "".join(f", as in `{example}`" for example in examples)
+        if match and not match[1] and self._commands():
             more = f", one of {', '.join(self._commands())}"
         raise UsageError(f"{message}{more} (`{self.prog} --help` explains)")
 

@@ -50,27 +50,27 @@ def _shown(report: ReplayReport, output: Output) -> list[RenderableType]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    given = options.max_measurements
-    fixed = options.policy in ("random", "first")
+    limit = options.max_measurements
+    is_fixed = options.policy in ("random", "first")
     return Settings.from_environment().with_(
         mode=Mode.TUNE,
         tolerance=options.tolerance,
         risk=options.risk,
         seed=options.seed,
         # For a fixed count this is the count; as a budget too, it would end the search for one that runs.
-        max_measurements=None if fixed else given,
+        max_measurements=None if is_fixed else limit,
     )
 
 
 def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
-    given, name = options.max_measurements, options.policy
+    limit, name = options.max_measurements, options.policy
     if name == "default":
         return lambda table: None
     if name == "exhaustive":
         return lambda table: Exhaustive()
 
     def fixed(table: Table) -> Policy:
-        count = given or max(3, math.ceil(0.1 * len(table.by_candidate())))
+        count = limit or max(3, math.ceil(0.1 * len(table.by_candidate())))
         return Fixed(count, random=name == "random")
 
     return fixed
@@ -128,15 +128,15 @@ def _replay(
 
 def _take_stored_advice(tables: list[Table]) -> bool:
     """Put the advice of the store on kernels without their own into their tables; whether any kernel has advice."""
-    store, advised = Store.default(), False
+    store, has_advice = Store.default(), False
     for number, table in enumerate(tables):
         names = {name for c in table.by_candidate() for name, _ in c.config.kwargs}
         if table.problem.extra.get(ADVICE) is None:
             advice = advice_for(store, table.problem.kernel, names)
             if advice is not None:
                 tables[number] = table.with_extra(ADVICE, advice.to_json())
-        advised = advised or tables[number].problem.extra.get(ADVICE) is not None
-    return advised
+        has_advice = has_advice or tables[number].problem.extra.get(ADVICE) is not None
+    return has_advice
 
 
 def _with_model(plain: DefaultSurrogate, options: argparse.Namespace, settings: Settings) -> Surrogate:

@@ -36,20 +36,20 @@ def show(options: argparse.Namespace, output: Output) -> int:
 
         return store_page(options, output)
     store = open_named_store(options)
-    wanted = options.kernel, options.device
+    filters = options.kernel, options.device
 
-    def shown_layer(one: Store) -> dict[str, Any]:
+    def shown_layer(layer: Store) -> dict[str, Any]:
         return {
-            "store": one.place,
-            "kernels": summarize(one.tables(*wanted), one.decisions(*wanted)),
+            "store": layer.place,
+            "kernels": summarize(layer.tables(*filters), layer.decisions(*filters)),
         }
 
-    below = [shown_layer(one) for one in bundled_stores(store)]
-    advised = len(store.advice_of(options.kernel))
+    below = [shown_layer(layer) for layer in bundled_stores(store)]
+    advice_count = len(store.advice_of(options.kernel))
     remote = store.layers.remote
     data = {
         **shown_layer(store),
-        "advised_sources": advised,
+        "advised_sources": advice_count,
         "bundles": below,
         "remote": remote and remote.address,
     }
@@ -61,14 +61,14 @@ def show(options: argparse.Namespace, output: Output) -> int:
 
     place = shown_text(f"store: {store.place}", style="dim")
     under: list[RenderableType] = []
-    for layer in below:
+    for entry in below:
         nothing = shown_text("the bundle holds nothing that matches")
-        under += [store_table(layer["kernels"]) if layer["kernels"] else nothing]
-        under += [shown_text(f"bundle: {layer['store']}", style="dim")]
+        under += [store_table(entry["kernels"]) if entry["kernels"] else nothing]
+        under += [shown_text(f"bundle: {entry['store']}", style="dim")]
     if remote is not None:
         under += [shown_text(f"remote store, asked for one problem at a time: {remote.address}", style="dim")]
-    if advised:
-        place = shown_text(f"advice on {count_text(advised, 'kernel source')}").append("\n") + place
+    if advice_count:
+        place = shown_text(f"advice on {count_text(advice_count, 'kernel source')}").append("\n") + place
     if rows:
         output.emit(data, store_table(rows), place, *under)
     else:
@@ -79,28 +79,28 @@ def show(options: argparse.Namespace, output: Output) -> int:
 
 def show_compilations(options: argparse.Namespace, output: Output) -> int:
     """One line per Triton binary that programs needed, and why it came late if it did."""
-    listed = open_named_store(options).compilations.all()
-    wanted = [c for c in listed if options.kernel is None or options.kernel.lower() in c.name.lower()]
+    every = open_named_store(options).compilations.all()
+    matches = [c for c in every if options.kernel is None or options.kernel.lower() in c.name.lower()]
     lines = [
         f"{c.name} ({c.shown_states}): {c.seconds:.2f} s, {c.caller}"
         + (f"; after the program was ready: {c.cause}" if c.cause else "")
-        for c in wanted
+        for c in matches
     ]
-    late = sum(bool(c.cause) for c in wanted)
-    lines.append(f"{len(wanted)} binaries, {late} of them compiled after a program was ready")
-    output.emit({"compilations": [c.to_json() for c in wanted]}, *lines)
+    late = sum(bool(c.cause) for c in matches)
+    lines.append(f"{len(matches)} binaries, {late} of them compiled after a program was ready")
+    output.emit({"compilations": [c.to_json() for c in matches]}, *lines)
     return 0
 
 
 def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decision]]) -> list[dict[str, Any]]:
     """Counts per (kernel, device slug), sorted by both."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
-    seen: dict[tuple[str, str], set[str]] = {}
+    ids: dict[tuple[str, str], set[str]] = {}
 
     def group(problem: Problem) -> dict[str, Any]:
         name = (problem.kernel.name, problem.device.slug)
-        known = seen.setdefault(name, set())
-        known.add(problem.id)
+        problem_ids = ids.setdefault(name, set())
+        problem_ids.add(problem.id)
         result = groups.setdefault(
             name,
             {
@@ -115,15 +115,15 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
                 "last": "",
             },
         )
-        result["problems"] = len(known)
+        result["problems"] = len(problem_ids)
         return result
 
     for table in tables:
-        row, counted = group(table.problem), table.by_candidate().values()
-        times = [m.ms for m in counted if m.ok]
-        row["candidates"] += len(counted)
+        row, labels = group(table.problem), table.by_candidate().values()
+        times = [m.ms for m in labels if m.ok]
+        row["candidates"] += len(labels)
         row["ok"] += len(times)
-        row["failed"] += len(counted) - len(times)
+        row["failed"] += len(labels) - len(times)
         row["best_ms"] = min([*times, *([] if row["best_ms"] is None else [row["best_ms"]])], default=None)
         row["last"] = max([row["last"], *(m.at for m in table.measurements)])
     for problem, _ in decisions:
@@ -134,30 +134,30 @@ def summarize(tables: Iterator[Table], decisions: Iterator[tuple[Problem, Decisi
 def explain(options: argparse.Namespace, output: Output) -> int:
     """Decision, evidence and forecasts of every problem of a kernel."""
     store = open_named_store(options)
-    problems, measured, decided = _stored_by_id(store)
-    chosen = [p for p in problems.values() if p.kernel.name == options.kernel]
-    if not chosen:
+    problems, rows, decisions = _stored_by_id(store)
+    candidates = [p for p in problems.values() if p.kernel.name == options.kernel]
+    if not candidates:
         raise CommandError(_unknown_kernel(options.kernel, {p.kernel.name for p in problems.values()}, store))
-    matching = [p for p in chosen if key_contains(p.key, options.key)]
+    matching = [p for p in candidates if key_contains(p.key, options.key)]
     if not matching:
-        keys = sorted({" ".join(p.key) for p in chosen})
+        keys = sorted({" ".join(p.key) for p in candidates})
         raise CommandError(
             f"kernel {options.kernel} has no key that holds {' '.join(options.key)}; stored keys: "
             + "; ".join(keys[:8])
         )
-    results = [_problem_json(p, measured.get(p.id, []), decided.get(p.id)) for p in matching]
+    results = [_problem_json(p, rows.get(p.id, []), decisions.get(p.id)) for p in matching]
     for problem, entry in zip(matching, results, strict=True):
-        entry["advice"] = advice_json(store, problem, measured.get(problem.id, []), decided.get(problem.id))
+        entry["advice"] = advice_json(store, problem, rows.get(problem.id, []), decisions.get(problem.id))
     data = {"kernel": options.kernel, "problems": results}
     if output.as_json:
         output.emit(data)
         return 0
     from forecast_autotune.report.table import decision_explanation
 
-    shown: list[RenderableType] = []
+    lines: list[RenderableType] = []
     for entry in results:
-        shown += [decision_explanation(entry, options.top), *advice_lines(entry["advice"])]
-    output.emit(data, *shown)
+        lines += [decision_explanation(entry, options.top), *advice_lines(entry["advice"])]
+    output.emit(data, *lines)
     return 0
 
 
@@ -166,21 +166,21 @@ def _stored_by_id(
 ) -> tuple[dict[str, Problem], dict[str, list[Measurement]], dict[str, Decision]]:
     """Problems, measurements and decisions of a store and the bundles below it; the upper one's decision counts."""
     problems: dict[str, Problem] = {}
-    measured: dict[str, list[Measurement]] = defaultdict(list)
-    decided: dict[str, Decision] = {}
-    for one in reversed([store, *bundled_stores(store)]):
-        for table in one.tables():
+    rows: dict[str, list[Measurement]] = defaultdict(list)
+    decisions: dict[str, Decision] = {}
+    for layer in reversed([store, *bundled_stores(store)]):
+        for table in layer.tables():
             problems[table.problem.id] = table.problem
-            measured[table.problem.id] += table.measurements
-        for problem, decision in one.decisions():
+            rows[table.problem.id] += table.measurements
+        for problem, decision in layer.decisions():
             problems[problem.id] = problem
-            decided[problem.id] = decision
-    return problems, measured, decided
+            decisions[problem.id] = decision
+    return problems, rows, decisions
 
 
 def _unknown_kernel(name: str, names: set[str], store: Store) -> str:
-    if met := {m.problem.device.backend for m in store.misses.all() if m.problem.kernel.name == name}:
-        if met == {"cpu"}:
+    if backends := {m.problem.device.backend for m in store.misses.all() if m.problem.kernel.name == name}:
+        if backends == {"cpu"}:
             return (
                 f"kernel {name} ran in Triton's interpreter alone: nothing of it was timed. Run it on a GPU"
             )
@@ -190,10 +190,8 @@ def _unknown_kernel(name: str, names: set[str], store: Store) -> str:
     lower = {n.lower(): n for n in names}
     near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
     near += [n for n in sorted(lower) if name.lower() in n and n not in near]
-    listed = [lower[n] for n in near] or sorted(names)[:8]
-    return (
-        f"the store holds no kernel named {name!r}; {'nearest' if near else 'it holds'}: {', '.join(listed)}"
-    )
+    names_near = [lower[n] for n in near] or sorted(names)[:8]
+    return f"the store holds no kernel named {name!r}; {'nearest' if near else 'it holds'}: {', '.join(names_near)}"
 
 
 def key_contains(key: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -205,7 +203,7 @@ def key_contains(key: Sequence[str], wanted: Sequence[str]) -> bool:
 def _problem_json(problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> dict[str, Any]:
     """One problem of `explain --json`: measurements sorted, fastest first, failures last."""
     forecasts = first_forecasts(problem, rows)
-    listed = sorted(
+    labels = sorted(
         latest_labels(rows).values(), key=lambda m: (not m.ok, m.median_ms or 0.0, str(m.candidate))
     )
     return {
@@ -226,7 +224,7 @@ def _problem_json(problem: Problem, rows: Sequence[Measurement], decision: Decis
                 "message": str(m.extra.get("message", "")),
                 "forecast": forecasts.get(m.candidate),
             }
-            for m in listed
+            for m in labels
         ],
     }
 
@@ -242,20 +240,20 @@ def advice_json(
     advice = advice_for(store, problem.kernel, parameters)
     if advice is None:
         return None
-    shown: dict[str, Any] = {"model": advice.model, "at": advice.at, "provenance": advice.provenance}
+    data: dict[str, Any] = {"model": advice.model, "at": advice.at, "provenance": advice.provenance}
     if origin := advice.origin:
-        shown["origin"] = origin
+        data["origin"] = origin
     if decision is not None:
-        shown["outcome"] = decision.advice or "not asked about in this decision"
+        data["outcome"] = decision.advice or "not asked about in this decision"
     try:
         function = advice.function
-        shown |= {"summary": function.summary, "confidence": function.confidence}
+        data |= {"summary": function.summary, "confidence": function.confidence}
         table = Table(problem, list(rows))
-        shown["terms"] = _terms(advice, table, decision)
-        shown["constants"] = _constants(advice, table)
+        data["terms"] = _terms(advice, table, decision)
+        data["constants"] = _constants(advice, table)
     except RecordError as error:
-        shown["trouble"] = str(error)
-    return shown
+        data["trouble"] = str(error)
+    return data
 
 
 def _terms(advice: Advice, table: Table, decision: Decision | None) -> list[dict[str, Any]]:
@@ -269,15 +267,15 @@ def _terms(advice: Advice, table: Table, decision: Decision | None) -> list[dict
 
     labels = latest_labels(table.measurements)
     fast = sorted((m for m in labels.values() if m.ok), key=lambda m: m.ms)
-    named = [decision.chosen] if decision is not None else [m.candidate for m in fast[:1]]
-    candidates = [c for c in dict.fromkeys([*named, *labels]) if c.is_base_variant]
+    choice = [decision.chosen] if decision is not None else [m.candidate for m in fast[:1]]
+    candidates = [c for c in dict.fromkeys([*choice, *labels]) if c.is_base_variant]
     grids = table.grids()
     if table.problem.grid is None and grids:
         candidates = [c for c in candidates if c in grids]
-    if not named or named[0] not in candidates:
+    if not choice or choice[0] not in candidates:
         return []
     costs = advice.function.evaluate(AdviceSubject.of(table.problem, candidates, grids))
-    at, terms = candidates.index(named[0]), {"cost": 2.0**costs.log2, **costs.terms}
+    at, terms = candidates.index(choice[0]), {"cost": 2.0**costs.log2, **costs.terms}
     return [
         {
             "term": label,
@@ -305,13 +303,13 @@ def _constants(advice: Advice, table: Table) -> list[dict[str, Any]]:
     if len(rows) < 2 or not function.constants:
         return []
     subject = AdviceSubject.of(table.problem, [m.candidate for m in rows], table.grids())
-    stated = function.evaluate(subject).log2
-    moved = [function.evaluate(subject, {c.name: step}).log2 for c in function.constants]
-    slopes = np.stack([(m - stated) / step for m in moved], axis=1)
+    log2_costs = function.evaluate(subject).log2
+    variations = [function.evaluate(subject, {c.name: step}).log2 for c in function.constants]
+    slopes = np.stack([(m - log2_costs) / step for m in variations], axis=1)
     slopes -= slopes.mean(axis=0)
-    left = np.log2([m.ms for m in rows]) - stated
-    held = np.diag([(function.spread / np.log2(c.spread)) ** 2 for c in function.constants])
-    shifts = np.linalg.solve(slopes.T @ slopes + held, slopes.T @ (left - left.mean()))
+    residual = np.log2([m.ms for m in rows]) - log2_costs
+    penalty = np.diag([(function.spread / np.log2(c.spread)) ** 2 for c in function.constants])
+    shifts = np.linalg.solve(slopes.T @ slopes + penalty, slopes.T @ (residual - residual.mean()))
     return [
         {"constant": c.name, "stated": c.value, "fitted": float(c.value * 2.0 ** np.clip(shift, -10, 10))}
         for c, shift in zip(function.constants, shifts, strict=True)

@@ -72,12 +72,12 @@ def first_forecasts(problem: Problem, rows: Sequence[Measurement]) -> dict[Candi
     the first one on a null device: no forecast knows the level of invented times.
     """
     results: dict[Candidate, dict[str, float]] = {}
-    invented = {m.candidate for m in rows[:1] if problem.device.name.startswith("null ")}
+    excluded = {m.candidate for m in rows[:1] if problem.device.name.startswith("null ")}
     for m in rows:
-        noted = m.extra.get("forecast")
-        if m.candidate in results or m.candidate in invented or not isinstance(noted, Mapping):
+        note = m.extra.get("forecast")
+        if m.candidate in results or m.candidate in excluded or not isinstance(note, Mapping):
             continue
-        values = [noted.get(name) for name in ("log2_ms", "sd", "p_fail")]
+        values = [note.get(name) for name in ("log2_ms", "sd", "p_fail")]
         # A table from elsewhere may carry anything under this name.
         if not all(isinstance(v, int | float) and abs(v) < 60 for v in values):
             continue

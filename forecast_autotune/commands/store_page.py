@@ -21,25 +21,25 @@ def store_page(options: argparse.Namespace, output: Output) -> int:
     overview = overview_of(store, options.kernel, options.device)
     with open_named_output(path) as stream:
         stream.write(render_store_page(overview).encode("utf-8", "replace"))
-    shown = f"wrote {options.page}: {count_text(overview.problems, 'problem')}"
-    output.emit({"page": options.page, "problems": overview.problems}, shown)
+    text = f"wrote {options.page}: {count_text(overview.problems, 'problem')}"
+    output.emit({"page": options.page, "problems": overview.problems}, text)
     return 0
 
 
 def overview_of(store: Store, kernel: str | None = None, device: str | None = None) -> StoreOverview:
     """The page's data on the problems that pass both filters; they are those of `Store.tables`."""
-    decided = {problem.id: (problem, decision) for problem, decision in store.decisions(kernel, device)}
-    verdicts = [verdict for _, decision in decided.values() for verdict in decision.verdicts]
+    decisions = {problem.id: (problem, decision) for problem, decision in store.decisions(kernel, device)}
+    verdicts = [verdict for _, decision in decisions.values() for verdict in decision.verdicts]
 
     def rows() -> Iterator[ProblemRow]:
-        seen = set()
+        names = set()
         for table in store.tables(kernel, device):
-            seen.add(table.problem.id)
-            _, decision = decided.get(table.problem.id, (None, None))
+            names.add(table.problem.id)
+            _, decision = decisions.get(table.problem.id, (None, None))
             forecasts = first_forecasts(table.problem, table.measurements)
             yield ProblemRow.of(table.problem, table.measurements, decision, forecasts)
-        for name, (problem, decision) in decided.items():
-            if name not in seen:
+        for name, (problem, decision) in decisions.items():
+            if name not in names:
                 yield ProblemRow.of(problem, (), decision)
 
     files, size = disk_use(store.root)

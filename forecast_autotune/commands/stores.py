@@ -62,24 +62,24 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
         "second": second.name,
         "kernels": [{**vars(d), "kernel": list(d.kernel)} for d in results],
     }
-    shown = [_difference_line(d) for d in results] or ["the two hold the same"]
-    output.emit(data, *shown)
+    lines = [_difference_line(d) for d in results] or ["the two hold the same"]
+    output.emit(data, *lines)
     return 0
 
 
 def check_stores(options: argparse.Namespace, output: Output) -> int:
     """Read everything in stores and bundles; say what is wrong."""
     places = options.places or [str(own_root(options, to_read=True))]
-    checked = [_checked(place) for place in places]
+    entries = [_checked(place) for place in places]
     lines = []
-    for entry in checked:
+    for entry in entries:
         wrong = entry["wrong"]
         kinds = ", ".join(count_text(entry[f"{noun}s"], noun) for noun in KINDS)
         rows = count_text(entry["rows"], "row") + (f" ({kinds})" if entry["rows"] else "")
         lines += [f"{entry['place']}: {rows}, {count_text(len(wrong), 'fault')}"]
         lines += [f"  {text}" for text in wrong[:20]]
-    output.emit({"places": checked}, *lines)
-    return 1 if any(entry["wrong"] for entry in checked) else 0
+    output.emit({"places": entries}, *lines)
+    return 1 if any(entry["wrong"] for entry in entries) else 0
 
 
 def compact_store(options: argparse.Namespace, output: Output) -> int:
@@ -92,8 +92,8 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
         f"removed {count_text(counts.lines, 'line')}, {count_text(counts.decisions, 'damaged decision')} and "
         f"{count_text(counts.parts, 'unfinished file')}"
     )
-    kept = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
-    output.emit({**vars(counts), "store": str(root)}, f"{what}{kept}", shown_text(str(root), style="dim"))
+    remark = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
+    output.emit({**vars(counts), "store": str(root)}, f"{what}{remark}", shown_text(str(root), style="dim"))
     return 0
 
 
@@ -156,8 +156,8 @@ def _checked(place: str) -> dict[str, Any]:
 
 def _difference_line(difference: KernelDifference) -> str:
     counts = f"{difference.only_first} measurements only here, {difference.only_second} only there"
-    decided = f"{difference.decided_by_first} and {difference.decided_by_second} decisions"
-    return f"{'/'.join(difference.kernel)}: {counts}; {decided}, {len(difference.decided_otherwise)} decided otherwise"
+    totals = f"{difference.decided_by_first} and {difference.decided_by_second} decisions"
+    return f"{'/'.join(difference.kernel)}: {counts}; {totals}, {len(difference.decided_otherwise)} decided otherwise"
 
 
 def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
@@ -165,16 +165,16 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     folder = parse_user_directory(options.folder).absolute()
     if message := misplaced_file(folder):
         raise UsageError(f"{folder} is {message}: name a new or empty folder")
-    known = Store.default(own_root(options, to_read=True)).compilations.all()
-    wanted = BundleOptions(
-        compilations=[c for c in known if (options.kernel or "").lower() in c.name.lower()],
+    compilations = Store.default(own_root(options, to_read=True)).compilations.all()
+    bundle_options = BundleOptions(
+        compilations=[c for c in compilations if (options.kernel or "").lower() in c.name.lower()],
         kernel=options.kernel or "",
         device=options.device or "",
         sources=options.sources,
         compiled=_existing(options.compiled, "--compiled"),
         graphs=_existing(options.graphs, "--graphs"),
     )
-    write_bundle(own_rows(options, output.remark), folder, wanted)
+    write_bundle(own_rows(options, output.remark), folder, bundle_options)
     manifest = Bundle.open(folder).manifest
     covers = [cover.to_json() for cover in manifest.covers]
     data = {
@@ -190,10 +190,8 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
         f"{count_text(c.measurements, 'measurement')}"
         for c in manifest.covers
     ]
-    carried = f", carries code: {', '.join(manifest.carries)}" if manifest.carries else ", carries no code"
-    output.emit(
-        data, *lines, f"{folder}: {count_text(len(manifest.files), 'file')}{carried}", manifest.digest
-    )
+    code = f", carries code: {', '.join(manifest.carries)}" if manifest.carries else ", carries no code"
+    output.emit(data, *lines, f"{folder}: {count_text(len(manifest.files), 'file')}{code}", manifest.digest)
     return 0
 
 
@@ -229,8 +227,8 @@ def install_bundle(options: argparse.Namespace, output: Output) -> int:
         take_out_graphs(graphs, target)
         data["graphs"] = str(target)
         lines.append(f"wrote compiled graphs to {target}: torch.compiler.load_cache_artifacts() reads them")
-    named = os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
-    cache = parse_user_directory(named).absolute()
+    folder = os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
+    cache = parse_user_directory(folder).absolute()
     count = install_compiled(files, cache)
     data |= {"installed": count, "files": len(files), "cache": str(cache)}
     if files:

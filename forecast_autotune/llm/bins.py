@@ -43,8 +43,8 @@ class Bins:
     ratios: tuple[float, ...] = _BIN_EDGES
 
     def __post_init__(self) -> None:
-        ordered = all(a < b for a, b in itertools.pairwise(self.ratios))
-        if not (3 <= len(self.ratios) <= 24 and ordered and self.ratios[0] > 0):
+        is_rising = all(a < b for a, b in itertools.pairwise(self.ratios))
+        if not (3 <= len(self.ratios) <= 24 and is_rising and self.ratios[0] > 0):
             raise RecordError(f"bins need 3 to 24 increasing positive ratios, got {self.ratios}")
 
     def __len__(self) -> int:
@@ -64,9 +64,9 @@ class Bins:
     @cached_property
     def labels(self) -> tuple[AnswerLabel, ...]:
         """A letter and a meaning per bin, then "fails"; [bins + 1]."""
-        shown = [f"{r:g}" for r in self.ratios]
-        inner = [f"{a} to {b}" for a, b in itertools.pairwise(shown)]
-        meanings = [f"below {shown[0]}", *inner, f"at least {shown[-1]}"]
+        texts = [f"{r:g}" for r in self.ratios]
+        inner = [f"{a} to {b}" for a, b in itertools.pairwise(texts)]
+        meanings = [f"below {texts[0]}", *inner, f"at least {texts[-1]}"]
         meanings.append("fails to compile or to run")
         return tuple(map(AnswerLabel, string.ascii_uppercase, meanings))
 
@@ -81,8 +81,8 @@ class Bins:
     def labels_of(self, log2_ratio: npt.ArrayLike) -> Index:
         """Label of measured log2(time / reference time), same shape: the bin, or "fails" for NaN."""
         ratio = np.asarray(log2_ratio, float)
-        failed = np.isnan(ratio)
-        return np.where(failed, self.failure_index, self.index(np.where(failed, 0.0, ratio))).astype(np.intp)
+        fails = np.isnan(ratio)
+        return np.where(fails, self.failure_index, self.index(np.where(fails, 0.0, ratio))).astype(np.intp)
 
     @cached_property
     def bounds(self) -> Array:
@@ -115,13 +115,13 @@ class Bins:
         if not sigma > 0:
             raise ValueError(f"sigma must be positive, got {sigma}: 0.1 is about 7 %")
         y = np.atleast_1d(np.asarray(log2_ratio, float))
-        failed = np.isnan(y)
-        scaled = (self.edges[None, :] - np.where(failed, 0.0, y)[:, None]) / (sigma * math.sqrt(2.0))
-        below = 0.5 * (1.0 + np.vectorize(math.erf, otypes=[float])(scaled))
+        fails = np.isnan(y)
+        z = (self.edges[None, :] - np.where(fails, 0.0, y)[:, None]) / (sigma * math.sqrt(2.0))
+        below = 0.5 * (1.0 + np.vectorize(math.erf, otypes=[float])(z))
         ends = np.concatenate([np.zeros((len(y), 1)), below, np.ones((len(y), 1))], axis=1)
         target = np.zeros((len(y), len(self) + 1))
-        target[:, : self.failure_index] = np.where(failed[:, None], 0.0, np.diff(ends, axis=1))
-        target[failed, self.failure_index] = 1.0
+        target[:, : self.failure_index] = np.where(fails[:, None], 0.0, np.diff(ends, axis=1))
+        target[fails, self.failure_index] = 1.0
         return target
 
 

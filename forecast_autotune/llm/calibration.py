@@ -174,10 +174,10 @@ class LLMCalibration(
 
     def temperature_scaled(self, probabilities: Array) -> Array:
         """The probabilities [n, labels] at the fitted temperature; rows of zeros stay zeros."""
-        held = probabilities.sum(axis=1, keepdims=True) > 0.5
+        has_answer = probabilities.sum(axis=1, keepdims=True) > 0.5
         logits = np.log(np.maximum(probabilities, 1e-12)) / self.temperature
-        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.where(held, raised / raised.sum(axis=1, keepdims=True), 0.0)
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.where(has_answer, powers / powers.sum(axis=1, keepdims=True), 0.0)
 
     def moments(self, probabilities: Array) -> tuple[Array, Array, Array]:
         """Mean (corrected) and sd of log2(time / reference time) given that it runs, and P(fails); [n] each.
@@ -193,8 +193,8 @@ class LLMCalibration(
         A row of zeros is no answer, and one whose labels have hardly any `mass` [n] was not understood.
         """
         _, sd, _ = self.bins.moments(self.temperature_scaled(probabilities))
-        answered = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
-        return np.where(answered, 1.0 / (1.0 + (sd / _HALF_TRUST_SD) ** 2), 0.0)
+        has_answer = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
+        return np.where(has_answer, 1.0 / (1.0 + (sd / _HALF_TRUST_SD) ** 2), 0.0)
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""
@@ -239,7 +239,7 @@ def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCali
             raise RecordError(
                 f"{path}: fitted for prompt {result.prompt!r}, this release asks with {prompt!r}: {_RECALIBRATE_HINT}"
             )
-        if (fitted := result.about.get("probe", "")) and fitted != probe_digest(places):
+        if (probe := result.about.get("probe", "")) and probe != probe_digest(places):
             raise RecordError(f"{path}: fitted to other weights than lie there: {_RECALIBRATE_HINT}")
         return result
     return LLMCalibration(model, prompt)
@@ -247,4 +247,4 @@ def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCali
 
 def probe_digest(places: Sequence[Path]) -> str:
     """A digest of the probe beside the weights whose calibration is at one of `places`; empty without one."""
-    return next((known for path in places if (known := files_digest(path.parent, PROBE))), "")
+    return next((digest for path in places if (digest := files_digest(path.parent, PROBE))), "")

@@ -96,8 +96,8 @@ class Probe(
                 raise LLMError(
                     f"{name} left prompts of its probe without an answer: {'; '.join(answer.trouble)}"
                 )
-            told = answer.probabilities > 0  # a server tells of the likeliest only
-            both = np.log(answer.probabilities[told]), np.array(q.log_p)[told]
+            has_value = answer.probabilities > 0  # a server tells of the likeliest only
+            both = np.log(answer.probabilities[has_value]), np.array(q.log_p)[has_value]
             apart = np.subtract(*(np.maximum(x, _LEAST_LOG_P) for x in both))
             worst = max(worst, float(np.nan_to_num(np.abs(apart), nan=math.inf).max()))
         most = TOLERANCE[dtype]
@@ -118,11 +118,11 @@ class Probe(
                 *zip(tokens.suffixes(q.suffixes), q.suffix_ids, strict=True),
                 (tokens.labels(q.suffixes, BINS.labels), self.label_ids),
             ]
-        for ours, trained in pairs:
-            if tuple(ours) != trained:
+        for ours, theirs in pairs:
+            if tuple(ours) != theirs:
                 raise LLMError(
                     f"{name} must be read with the tokenizer that it was trained with, and this one makes "
-                    f"{len(ours)} tokens of a text that were {len(trained)}, or others: give the model's own "
+                    f"{len(ours)} tokens of a text that were {len(theirs)}, or others: give the model's own "
                     f"tokenizer, or {_REMEDY}"
                 )
 
@@ -159,12 +159,12 @@ def model_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     cache = next((os.environ[v] for v in _HUB_CACHES if os.environ.get(v)), f"{home}/hub")
-    kept = Path(cache).expanduser() / f"models--{name.replace('/', '--')}"
+    folder_in_hub = Path(cache).expanduser() / f"models--{name.replace('/', '--')}"
     try:
         return (
             folder
             if folder.exists()
-            else kept / "snapshots" / (kept / "refs/main").read_text("utf-8").strip()
+            else folder_in_hub / "snapshots" / (folder_in_hub / "refs/main").read_text("utf-8").strip()
         )
     except OSError:
         return folder
@@ -173,7 +173,7 @@ def model_folder(name: str) -> Path:
 def files_digest(folder: str | Path, *patterns: str) -> str:
     """SHA-256 over names and contents of a folder's files; empty where there are none."""
     everything = hashlib.sha256()
-    paths = sorted({p for one in patterns for p in Path(folder).expanduser().glob(one) if p.is_file()})
+    paths = sorted({p for glob in patterns for p in Path(folder).expanduser().glob(glob) if p.is_file()})
     for path in paths:
         with path.open("rb") as stream:
             everything.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())

@@ -93,8 +93,8 @@ def forecast_prompt(
 
 def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> str:
     """One candidate as text: its config, and what the features say of it, in the order given."""
-    known = " ".join(f"{name}={value:.3g}" for name, value in (features or {}).items())
-    return f"{candidate.config}{' | ' if known else ''}{known}"
+    facts = " ".join(f"{name}={value:.3g}" for name, value in (features or {}).items())
+    return f"{candidate.config}{' | ' if facts else ''}{facts}"
 
 
 def guess_text(log2_ratio: float | None) -> str:
@@ -139,9 +139,9 @@ def truncate_middle(text: str, most: int) -> str:
 def _argument_text(argument: Argument) -> str:
     """An argument as a line of text."""
     if argument.kind == "tensor":
-        aligned = "" if argument.aligned else ", not 16-byte aligned"
+        note = "" if argument.aligned else ", not 16-byte aligned"
         shape = "x".join(map(str, argument.shape)) or "scalar"
-        return f"{argument.name}: {argument.dtype} [{shape}], strides {list(argument.stride)}{aligned}"
+        return f"{argument.name}: {argument.dtype} [{shape}], strides {list(argument.stride)}{note}"
     if argument.kind == "none":
         return f"{argument.name}: None"
     kind = "constexpr" if argument.kind == "constexpr" else argument.dtype or "scalar"
@@ -150,8 +150,8 @@ def _argument_text(argument: Argument) -> str:
 
 def sizes_text(problem: Problem) -> str:
     """The sizes of a problem in a few words: its key, or else its scalars."""
-    named = [f"{a.name}={a.value}" for a in problem.arguments if a.kind == "scalar" and a.value is not None]
-    return " ".join(named[:6]) or ",".join(problem.key) or problem.id
+    scalars = [f"{a.name}={a.value}" for a in problem.arguments if a.kind == "scalar" and a.value is not None]
+    return " ".join(scalars[:6]) or ",".join(problem.key) or problem.id
 
 
 def work_text(flops: float, moved_bytes: float) -> str:

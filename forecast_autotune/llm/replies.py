@@ -52,9 +52,9 @@ def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
 def extract_json(text: str) -> Any:
     """The JSON value in a reply: all of it, or what follows the thoughts, or what stands in a fence."""
     text = text.rpartition("</think>")[2].strip()
-    fenced = _FENCE.findall(text)
+    fences = _FENCE.findall(text)
     first = min((place for mark in "{[" if (place := text.find(mark)) >= 0), default=len(text))
-    for part in (text, *fenced[-1:]):
+    for part in (text, *fences[-1:]):
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(part)
     with contextlib.suppress(ValueError, RecursionError):

@@ -46,9 +46,9 @@ def _adapter(text: str) -> str:
     folder = None if assets is None else assets / _ADAPTERS_FOLDER / text
     if folder is not None and (folder / "adapter_config.json").is_file():
         return str(folder)
-    searched = "FORECAST_AUTOTUNE_ASSETS is not set" if folder is None else f"there is no {folder}"
+    why = "FORECAST_AUTOTUNE_ASSETS is not set" if folder is None else f"there is no {folder}"
     raise ValueError(
-        f"must be a folder, an adapter's name or ORG/NAME on the hub, and {text} is none of these ({searched}): "
+        f"must be a folder, an adapter's name or ORG/NAME on the hub, and {text} is none of these ({why}): "
         "give the folder that `forecast-autotune train export` wrote, or set FORECAST_AUTOTUNE_ASSETS to a directory "
         "with adapters/NAME"
     )
@@ -111,12 +111,12 @@ def parsed(text: str, *, writing: bool = False) -> ModelSpec:
     """
     _refuse_secrets(text)
     place, _, query = text.strip().partition("?")
-    scheme, _, rest = place.partition(":")
+    scheme, _, location = place.partition(":")
     if scheme in ("http", "https"):
         return _parse_server(place, query, writing)
-    if scheme not in _LOCAL_OPTIONS or not rest:
+    if scheme not in _LOCAL_OPTIONS or not location:
         raise SettingsError(f"a language model is given as {SPEC_FORMS}; this is none of these")
-    return ModelSpec(scheme, rest, _parse_options(query, _LOCAL_OPTIONS[scheme], scheme))
+    return ModelSpec(scheme, location, _parse_options(query, _LOCAL_OPTIONS[scheme], scheme))
 
 
 def shown_model(text: str) -> str:
@@ -137,14 +137,14 @@ def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
         ) from None
     if not host or url.fragment or port == 0:
         raise SettingsError("a server's address must name its host: http://localhost:8000/v1")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    kind = given.get("kind", SERVER_KINDS[0])
+    arguments = dict(parse_qsl(query, keep_blank_values=True))
+    kind = arguments.get("kind", SERVER_KINDS[0])
     if kind not in SERVER_KINDS:
         raise SettingsError(f"kind must be one of {', '.join(SERVER_KINDS)}")
-    known = _SERVER_OPTIONS | (
+    parsers = _SERVER_OPTIONS | (
         _CHAT_OPTIONS if kind == "chat" else _GENERATION_OPTIONS if writing and kind == "completions" else {}
     )
-    options = _parse_options(query, known, f"kind={kind}")
+    options = _parse_options(query, parsers, f"kind={kind}")
     if "model" not in options:
         raise SettingsError(f"{place} needs ?model=NAME; the server lists its models at /v1/models")
     options.pop("kind", None)
@@ -152,16 +152,16 @@ def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
     return ModelSpec(kind, f"{url.scheme}://{url.netloc}{path}", options)
 
 
-def _parse_options(query: str, known: Mapping[str, _OptionParser], what: str) -> dict[str, Any]:
+def _parse_options(query: str, parsers: Mapping[str, _OptionParser], what: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name not in known:
-            shown = repr(name) if _WORD.fullmatch(name) else "that is not a word"
-            raise SettingsError(f"an option {shown} is not known for {what}: known are {', '.join(known)}")
+        if name not in parsers:
+            word = repr(name) if _WORD.fullmatch(name) else "that is not a word"
+            raise SettingsError(f"an option {word} is not known for {what}: known are {', '.join(parsers)}")
         if name in results:
             raise SettingsError(f"the option {name!r} is given twice")
         try:
-            results[name] = known[name](text)
+            results[name] = parsers[name](text)
         except ValueError as error:
             raise SettingsError(f"the option {name!r} {error}") from None
     return results
@@ -169,11 +169,11 @@ def _parse_options(query: str, known: Mapping[str, _OptionParser], what: str) ->
 
 def _refuse_secrets(text: str) -> None:
     query = text.partition("?")[2]
-    named = any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+    has_option = any(_SECRET_OPTION.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
     login = "@" in text.partition("?")[0].partition("//")[2].partition("/")[0]
     keys = [os.environ.get("FORECAST_AUTOTUNE_LLM_KEY", ""), os.environ.get("OPENAI_API_KEY", "")]
-    held = any(len(key) >= 8 and key in text for key in keys)
-    if named or login or held or _SECRET_VALUE.search(text):
+    has_key = any(len(key) >= 8 and key in text for key in keys)
+    if has_option or login or has_key or _SECRET_VALUE.search(text):
         raise SettingsError(
             "the model's address holds what looks like a key or a password: give the key in "
             "FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY), where it is neither shown nor stored"

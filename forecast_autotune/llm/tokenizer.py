@@ -26,19 +26,19 @@ class ForecastTokenizer:
         if self._fast is not None:  # a saved tokenizer cuts and pads as it did when it was saved
             self._fast.no_truncation()
             self._fast.no_padding()
-        self._known: dict[tuple[bool, str], Ids] = {}
+        self._cache: dict[tuple[bool, str], Ids] = {}
         self._labels: dict[tuple[str, ...], list[int]] = {}
 
     def prefix(self, text: str) -> Ids:
         """Tokens of a prompt's beginning, with those that the model's prompts start with."""
         ids = self._encoded([text], opening=True)[0]
         # Some tokenizers close every text as well; this one goes on.
-        closed = (
+        is_closed = (
             len(ids) > 1
             and ids[-1] == self._tokenizer.eos_token_id
             and not _appends_end_token(self._tokenizer, text)
         )
-        return ids[:-1] if closed else ids
+        return ids[:-1] if is_closed else ids
 
     def suffixes(self, texts: Sequence[str]) -> list[Ids]:
         """Tokens of what follows a prefix, one array per text."""
@@ -68,10 +68,10 @@ class ForecastTokenizer:
         results = []
         for word, ids in zip(words, after, strict=True):
             if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
-                rest = [int(i) for i in ids[len(before) :]]
+                tokens = [int(i) for i in ids[len(before) :]]
                 raise LLMError(
                     f"the label {word!r} must be one token after {tail!r}, but this model's tokenizer makes "
-                    f"{rest} of it: choose labels that are single tokens, such as capital letters, or "
+                    f"{tokens} of it: choose labels that are single tokens, such as capital letters, or "
                     "another model"
                 )
             results.append(int(ids[-1]))
@@ -84,9 +84,9 @@ class ForecastTokenizer:
         return results
 
     def _encoded(self, texts: Sequence[str], opening: bool) -> list[Ids]:
-        missing = [text for text in dict.fromkeys(texts) if (opening, text) not in self._known]
-        if len(self._known) + len(missing) > _CACHE_SIZE:
-            self._known.clear()
+        missing = [text for text in dict.fromkeys(texts) if (opening, text) not in self._cache]
+        if len(self._cache) + len(missing) > _CACHE_SIZE:
+            self._cache.clear()
             missing = list(dict.fromkeys(texts))
         if missing:
             if self._fast is not None:  # without what a model's call wraps around it: half the time
@@ -95,8 +95,8 @@ class ForecastTokenizer:
             else:
                 results = self._tokenizer(missing, add_special_tokens=opening)["input_ids"]
             for text, ids in zip(missing, results, strict=True):
-                self._known[opening, text] = np.asarray(ids, np.int64)
-        return [self._known[opening, text] for text in texts]
+                self._cache[opening, text] = np.asarray(ids, np.int64)
+        return [self._cache[opening, text] for text in texts]
 
 
 def _appends_end_token(tokenizer: Any, text: str) -> bool:

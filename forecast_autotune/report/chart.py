@@ -13,8 +13,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def percent(share: float) -> str:
     """A share as per cent, with a decimal below ten: 0.0234 is `2.3 %`."""
     value = 100.0 * share
-    shown = f"{value:.1f}" if 0.05 <= value < 9.95 else f"{value:.0f}"
-    return f"{shown.removesuffix('.0')} %"
+    text = f"{value:.1f}" if 0.05 <= value < 9.95 else f"{value:.0f}"
+    return f"{text.removesuffix('.0')} %"
 
 
 def seconds(value: float) -> str:
@@ -25,10 +25,10 @@ def seconds(value: float) -> str:
         return f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
     minutes = value / 60.0
     if minutes < 119.5:
-        whole, rest = divmod(round(value), 60)
-        return f"{whole} min {rest} s"
-    hours, rest = divmod(round(minutes), 60)
-    return f"{hours} h {rest} min"
+        whole, remainder = divmod(round(value), 60)
+        return f"{whole} min {remainder} s"
+    hours, remainder = divmod(round(minutes), 60)
+    return f"{hours} h {remainder} min"
 
 
 def milliseconds(value: float | None, digits: int = 4) -> str:
@@ -51,20 +51,20 @@ def sparkline(path: Sequence[float], tolerance: float, width: int = 16, *, plain
 
     A path longer than `width` is cut into equal pieces, each shown by its last value.
     """
-    shown = list(path)
-    if len(shown) > width:
-        shown = [shown[math.ceil((i + 1) * len(path) / width) - 1] for i in range(width)]
+    values = list(path)
+    if len(values) > width:
+        values = [values[math.ceil((i + 1) * len(path) / width) - 1] for i in range(width)]
     steps = _PLAIN_STEPS if plain else STEPS
-    return "".join(steps[sparkline_step(regret, tolerance)] for regret in shown)
+    return "".join(steps[sparkline_step(regret, tolerance)] for regret in values)
 
 
 def bar(share: float, width: int = 10, *, plain: bool = False) -> str:
     """A bar `width` characters wide of which `share` (0 to 1) is filled; never empty above zero."""
     share = min(1.0, max(0.0, share))
     if plain:
-        filled = max(round(share * width), int(share > 0))
-        return "#" * filled + "." * (width - filled)
+        length = max(round(share * width), int(share > 0))
+        return "#" * length + "." * (width - length)
     eighths = max(round(share * width * 8), int(share > 0))
-    whole, rest = divmod(eighths, 8)
-    text = _EIGHTHS[8] * whole + (_EIGHTHS[rest] if rest else "")
+    whole, remainder = divmod(eighths, 8)
+    text = _EIGHTHS[8] * whole + (_EIGHTHS[remainder] if remainder else "")
     return text + " " * (width - len(text))

@@ -64,30 +64,30 @@ class ProblemRow:
     ) -> ProblemRow:
         """A problem with its measurements, its decision, if it has one, and its `first_forecasts`."""
         labels = latest_labels(rows).values()
-        ran = [m for m in labels if m.ok]
-        best = min(ran, key=lambda m: m.ms, default=None)
+        timings = [m for m in labels if m.ok]
+        best = min(timings, key=lambda m: m.ms, default=None)
         common: dict[str, Any] = {
             "kernel": problem.kernel.name,
             "key": " ".join(problem.key),
             "device": problem.device.name,
             "measured": len(labels),
-            "failed": len(labels) - len(ran),
+            "failed": len(labels) - len(timings),
             "points": tuple(
                 (m.ms, f["ms"], f["low_ms"], f["high_ms"])
-                for m in ran
+                for m in timings
                 if (f := (forecasts or {}).get(m.candidate)) is not None
             ),
         }
         if decision is None:
-            chosen, ms = ("", None) if best is None else (str(best.candidate), best.ms)
+            choice, ms = ("", None) if best is None else (str(best.candidate), best.ms)
             at = max((m.at for m in rows), default="")
             return cls(
-                **common, evidence=UNDECIDED, chosen=chosen, median_ms=ms, candidates=len(labels), at=at
+                **common, evidence=UNDECIDED, chosen=choice, median_ms=ms, candidates=len(labels), at=at
             )
         reasons = tuple(dict.fromkeys((*decision.rounds, decision.reason)))
         if len(reasons) > MOST_REASONS:
-            left = len(reasons) - MOST_REASONS
-            reasons = (*reasons[: MOST_REASONS - 1], f"({left} more)", reasons[-1])
+            remaining = len(reasons) - MOST_REASONS
+            reasons = (*reasons[: MOST_REASONS - 1], f"({remaining} more)", reasons[-1])
         return cls(
             **common,
             evidence=str(decision.evidence),
@@ -222,7 +222,7 @@ def size_text(count: int) -> str:
 
 
 def _cards(o: StoreOverview) -> str:
-    shown = (
+    cards = (
         (f"{o.problems:,}", "problem" if o.problems == 1 else "problems"),
         (f"{o.decided:,}", "decided"),
         (f"{o.measured:,}", "candidates measured"),
@@ -231,14 +231,14 @@ def _cards(o: StoreOverview) -> str:
         (f"{o.misses:,}", "misses recorded"),
         (size_text(o.disk_bytes), f"on disk, in {o.files:,} files"),
     )
-    return "".join(f'<div class="card"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in shown)
+    return "".join(f'<div class="card"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in cards)
 
 
 def _problems(o: StoreOverview, now: datetime) -> str:
     if not o.rows:
         return "<h2>Problems</h2>\n<p>The store holds nothing yet.</p>\n"
-    left = o.problems - len(o.rows)
-    more = f" {left:,} older ones are left out." if left > 0 else ""
+    remaining = o.problems - len(o.rows)
+    more = f" {remaining:,} older ones are left out." if remaining > 0 else ""
     heads = "".join(
         f'<th scope="col" data-order="{order}" class="{name}"><button type="button">{title}</button></th>'
         for title, order, name in _COLUMNS
@@ -256,8 +256,8 @@ def _problems(o: StoreOverview, now: datetime) -> str:
 
 def _row(row: ProblemRow, now: datetime) -> str:
     age, past = age_text(row.at, now)
-    failed = f", {row.failed} failed" if row.failed else ""
-    decided = row.evidence != UNDECIDED
+    failures = f", {row.failed} failed" if row.failed else ""
+    has_decision = row.evidence != UNDECIDED
     values: Sequence[tuple[str, float | None]] = (
         (row.kernel, None),
         (row.key, None),
@@ -266,9 +266,9 @@ def _row(row: ProblemRow, now: datetime) -> str:
         (row.chosen, None),
         (milliseconds(row.median_ms), -1.0 if row.median_ms is None else row.median_ms),
         ("-" if row.risk is None else percent(row.risk), -1.0 if row.risk is None else row.risk),
-        (f"{row.measured} of {row.candidates}{failed}", row.measured),
-        (seconds(row.spent_s) if decided else "-", row.spent_s),
-        (seconds(row.saved_s) if decided and row.saved_s >= 1 else "-", row.saved_s),
+        (f"{row.measured} of {row.candidates}{failures}", row.measured),
+        (seconds(row.spent_s) if has_decision else "-", row.spent_s),
+        (seconds(row.saved_s) if has_decision and row.saved_s >= 1 else "-", row.saved_s),
         (age, past),
     )
     cells = "".join(
@@ -293,12 +293,12 @@ def _charts(o: StoreOverview) -> str:
     points: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for row in o.rows:
         points.setdefault((row.kernel, row.device), []).extend(row.points)
-    shown = [_chart(*name, dots[:MOST_DOTS]) for name, dots in points.items() if dots][:MOST_CHARTS]
+    parts = [_chart(*name, dots[:MOST_DOTS]) for name, dots in points.items() if dots][:MOST_CHARTS]
     text = (
         "Each dot is a config: to the right its time, upwards the forecast made just before, with the range of 90 %. "
         "Dots on the line were forecast exactly."
     )
-    return f'<h2>Forecasts</h2>\n<p>{text}</p>\n<div class="charts">{"".join(shown)}</div>\n' if shown else ""
+    return f'<h2>Forecasts</h2>\n<p>{text}</p>\n<div class="charts">{"".join(parts)}</div>\n' if parts else ""
 
 
 def _chart(kernel: str, device: str, dots: Sequence[tuple[float, ...]]) -> str:
@@ -327,11 +327,11 @@ def _chart(kernel: str, device: str, dots: Sequence[tuple[float, ...]]) -> str:
 
 
 def _calibration(o: StoreOverview) -> str:
-    covered = o.intervals.get("covered")
+    share = o.intervals.get("covered")
     text = (
         "<p>No measurement with a forecast yet.</p>\n"
-        if covered is None
-        else f"<p>{percent(covered)} of {o.intervals['n']:,} first measurements fell inside their 90 % interval.</p>\n"
+        if share is None
+        else f"<p>{percent(share)} of {o.intervals['n']:,} first measurements fell inside their 90 % interval.</p>\n"
     )
     if not o.reliability:
         table = (
@@ -367,8 +367,8 @@ def _remarks(remarks: Sequence[str]) -> str:
     if not remarks:
         return ""
     items = "".join(f"<li>{_text(text, _LONGEST_REASON)}</li>" for text in remarks[:_MOST_REMARKS])
-    left = len(remarks) - _MOST_REMARKS
-    return f'<ul class="remarks">{items}{f"<li>and {left:,} more</li>" if left > 0 else ""}</ul>\n'
+    remaining = len(remarks) - _MOST_REMARKS
+    return f'<ul class="remarks">{items}{f"<li>and {remaining:,} more</li>" if remaining > 0 else ""}</ul>\n'
 
 
 def _text(text: object, limit: int) -> str:

@@ -13,19 +13,19 @@ _MAX_SHOWN_REASONS = 3
 
 def summary_line(kernel: str, decision: Decision) -> str:
     """Candidates, forecast, measured, trusted, time spent and saved, choice and risk in one line."""
-    timed = "" if decision.median_ms is None else f" {decision.median_ms:.4g} ms"
+    time_text = "" if decision.median_ms is None else f" {decision.median_ms:.4g} ms"
     counts = f"{decision.candidates} candidates"
     if decision.measured or decision.evidence == "forecast":
         counts += f", all forecast, {decision.measured} measured, {decision.trusted} trusted"
         counts += f", {decision.refused} refused" if decision.refused else ""
-        spent = f"; {decision.cost.wall_s:.2f} s spent"
-        spent += f", about {decision.saved_s:.0f} s saved" if decision.saved_s >= 1 else ""
+        cost_text = f"; {decision.cost.wall_s:.2f} s spent"
+        cost_text += f", about {decision.saved_s:.0f} s saved" if decision.saved_s >= 1 else ""
     else:
-        spent = "; nothing timed"
+        cost_text = "; nothing timed"
     if decision.llm is not None:
-        spent += f"; {consultation_text(decision.llm)}"
+        cost_text += f"; {consultation_text(decision.llm)}"
     return printable(
-        f"forecast_autotune {kernel}: {counts}{spent}; chose {decision.chosen}{timed} "
+        f"forecast_autotune {kernel}: {counts}{cost_text}; chose {decision.chosen}{time_text} "
         f"[{decision.evidence}; {decision.stated_risk:.0%} risk of > {decision.tolerance:.0%} regret]"
     )
 
@@ -34,11 +34,11 @@ def consultation_text(part: LLMConsultation) -> str:
     """A model's part in one decision: asked or not and why, what it moved, its weight and seconds."""
     if not part.asked:
         return f"language model {part.model} not asked: {part.why}"
-    moved = part.effect or "moved nothing in the plan"
+    effect = part.effect or "moved nothing in the plan"
     if part.trouble:
-        moved = part.trouble + (f"; {part.effect}" if part.effect else "")
+        effect = part.trouble + (f"; {part.effect}" if part.effect else "")
     why = f" ({part.why})" if part.why else ""
-    return f"language model {part.model} asked{why}: {moved}, weight {part.weight:.2f}, {part.seconds:.1f} s"
+    return f"language model {part.model} asked{why}: {effect}, weight {part.weight:.2f}, {part.seconds:.1f} s"
 
 
 @dataclass
@@ -91,8 +91,8 @@ class ModelTally:
                     f"{printable(why, LONGEST_NAME)} ({n}x)" if n > 1 else printable(why, LONGEST_NAME)
                     for why, n in reasons.most_common(_MAX_SHOWN_REASONS)
                 ]
-                rest = len(reasons) - len(texts)
-                text += f"; {name}: {', '.join(texts)}" + (f" and {rest} other reasons" if rest else "")
+                more = len(reasons) - len(texts)
+                text += f"; {name}: {', '.join(texts)}" + (f" and {more} other reasons" if more else "")
         return text
 
     def to_json(self) -> dict[str, object]:

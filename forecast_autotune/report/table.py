@@ -42,15 +42,15 @@ def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
     if report.without is None:
         return []
     alone = report.without.summary()
-    measured = sum(r.measured for r in report.rows), sum(r.measured for r in report.without.rows)
+    counts = sum(r.measured for r in report.rows), sum(r.measured for r in report.without.rows)
     texts = [
-        f"{measured[1]} candidates measured (with it {measured[0]})",
+        f"{counts[1]} candidates measured (with it {counts[0]})",
         f"{percent(alone['geomean_regret'])} regret, {percent(alone['max_regret'])} at worst",
         f"{seconds(alone['tune_s'])} of tuning",
     ]
     if report.left_out == "advice":
-        advised = sum(bool(row.advice) for row in report.rows)
-        return [("advice", f"in {advised} of {len(report.rows)} decisions"), ("without it", ", ".join(texts))]
+        count = sum(bool(row.advice) for row in report.rows)
+        return [("advice", f"in {count} of {len(report.rows)} decisions"), ("without it", ", ".join(texts))]
     line = model_tally(report).line().removeprefix("language model: ")
     return [("language model", line or "not asked: no decision was due"), ("without it", ", ".join(texts))]
 
@@ -203,7 +203,7 @@ def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Te
 def model_comparison(report: ReplayReport) -> RenderableType:
     """One line per problem: what was measured, its regret and its seconds, with the model or advice and without it."""
     model = "the language model (candidates moved into and out of the plan, its weight)"
-    named = "advice" if report.left_out == "advice" else model
+    subject = "advice" if report.left_out == "advice" else model
     table = plain_table(
         "problem",
         "advice" if report.left_out == "advice" else "model",
@@ -213,7 +213,7 @@ def model_comparison(report: ReplayReport) -> RenderableType:
         ">without",
         ">tuned in",
         ">without",
-        title=f"with {named}, and without it",
+        title=f"with {subject}, and without it",
     )
     for row, alone in zip(report.rows, report.without.rows if report.without else (), strict=True):
         table.add_row(
@@ -247,13 +247,13 @@ def replay_panel(report: ReplayReport) -> RenderableType:
     speed = shown_text(f"{seconds(s['tune_s'])} instead of {seconds(s['exhaustive_s'])}: ")
     speed.append(f"{s['speedup']:.1f}x faster", style="bold green" if s["speedup"] > 1 else "bold red")
     regrets = f"{shares['geomean_regret']} geometric mean, {shares['p95_regret']} at the 95th percentile"
-    missed = f"{shares['beyond_tolerance_share']} (forecast: {shares['mean_stated_risk']})"
+    miss_share = f"{shares['beyond_tolerance_share']} (forecast: {shares['mean_stated_risk']})"
     than = f"ended more than {shares['tolerance']} above the best config"
     pairs: list[tuple[str, str | Text]] = [
         ("problems", f"{s['problems']} of {s['kernels']} kernels"),
         ("measured", f"{shares['median_measured_share']} of the configs, median"),
         ("regret", f"{regrets}, {shares['max_regret']} at worst"),
-        ("missed the tolerance", f"{missed}: {beyond} of {s['problems']} {than}"),
+        ("missed the tolerance", f"{miss_share}: {beyond} of {s['problems']} {than}"),
         ("tuning", speed),
         *([] if report.without is None else model_rows(report)),
         ("with", f"policy {s['policy']}, surrogate {s['surrogate']}"),
@@ -302,22 +302,22 @@ def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType
         title,
         Padding(key_value_table(_decision_rows(problem["decision"])), (0, 0, 0, 2)),
     ]
-    ran = [m for m in problem["measurements"] if m["outcome"] == "ok"]
-    taken = None if problem["decision"] is None else problem["decision"]["candidate"]
-    if ran:
+    fast = [m for m in problem["measurements"] if m["outcome"] == "ok"]
+    choice = None if problem["decision"] is None else problem["decision"]["candidate"]
+    if fast:
         table = plain_table("", "config", ">measured", ">forecast", ">90 % range", ">off by")
-        for place, m in enumerate(ran[:top], 1):
-            chosen = m["candidate"] == taken
-            shown = f"{place} *" if chosen else f"{place}"
-            table.add_row(shown, *_forecast_cells(m, ran[0]["median_ms"]), style="bold" if chosen else "")
+        for place, m in enumerate(fast[:top], 1):
+            chosen = m["candidate"] == choice
+            mark = f"{place} *" if chosen else f"{place}"
+            table.add_row(mark, *_forecast_cells(m, fast[0]["median_ms"]), style="bold" if chosen else "")
         parts.append(Padding(table, (0, 0, 0, 2)))
-    failed: dict[str, int] = {}
+    failures: dict[str, int] = {}
     for m in problem["measurements"]:
         if m["outcome"] != "ok":
-            failed[m["outcome"]] = failed.get(m["outcome"], 0) + 1
-    remarks = ["* chosen"] if any(m["candidate"] == taken for m in ran[:top]) else []
-    remarks += [f"{len(ran) - top} slower ones ran, too"] if len(ran) > top else []
-    remarks += [f"{count} {outcome}" for outcome, count in sorted(failed.items())]
+            failures[m["outcome"]] = failures.get(m["outcome"], 0) + 1
+    remarks = ["* chosen"] if any(m["candidate"] == choice for m in fast[:top]) else []
+    remarks += [f"{len(fast) - top} slower ones ran, too"] if len(fast) > top else []
+    remarks += [f"{count} {outcome}" for outcome, count in sorted(failures.items())]
     if remarks:
         parts.append(Padding(shown_text("; ".join(remarks), style="dim"), (0, 0, 1, 2)))
     return Group(*parts)
@@ -325,9 +325,9 @@ def decision_explanation(problem: Mapping[str, Any], top: int) -> RenderableType
 
 def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
     slower = m["median_ms"] / best_ms - 1
-    measured = shown_text(milliseconds(m["median_ms"]))
-    measured.append(f"  +{percent(slower)}" if slower > 0 else "  best", style="dim")
-    cells = [shown_text(m["shown"], limit=LONGEST_NAME), measured]
+    time_text = shown_text(milliseconds(m["median_ms"]))
+    time_text.append(f"  +{percent(slower)}" if slower > 0 else "  best", style="dim")
+    cells = [shown_text(m["shown"], limit=LONGEST_NAME), time_text]
     forecast = m["forecast"]
     if forecast is None:
         return [*cells, shown_text("-"), shown_text("-"), shown_text("-")]
@@ -344,23 +344,23 @@ def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
 def _distance(ratio: float) -> str:
     """How far a forecast is off: `1.08x too low`; without a direction where nothing is left of it."""
     factor = max(ratio, 1 / ratio)
-    shown = f"{factor:.2f}x" if factor < 9.995 else f"{factor:.0f}x"
-    return shown if shown == "1.00x" else f"{shown} too {'high' if ratio > 1 else 'low'}"
+    text = f"{factor:.2f}x" if factor < 9.995 else f"{factor:.0f}x"
+    return text if text == "1.00x" else f"{text} too {'high' if ratio > 1 else 'low'}"
 
 
 def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | Text]]:
     if decision is None:
         return [("decision", shown_text("none stored: measured, imported or interrupted", style="yellow"))]
     cost = decision["cost"]
-    spent = (
+    cost_text = (
         f"{seconds(cost['wall_s'])}: {seconds(cost['forecast_s'])} forecasting, {seconds(cost['compile_s'])} "
         f"compiling ({cost['compiled']} configs, in parallel), {seconds(cost['timing_s'])} timing"
     )
     if decision["saved_s"] >= 1:
-        spent += f"; about {seconds(decision['saved_s'])} saved"
-    chosen = shown_text(decision["shown"], style="bold green", limit=LONGEST_NAME)
+        cost_text += f"; about {seconds(decision['saved_s'])} saved"
+    choice = shown_text(decision["shown"], style="bold green", limit=LONGEST_NAME)
     if decision["median_ms"] is not None:
-        chosen.append(f"   {milliseconds(decision['median_ms'])}", style="bold")
+        choice.append(f"   {milliseconds(decision['median_ms'])}", style="bold")
     tolerance = percent(decision["tolerance"])
     risk = f"{percent(decision['stated_risk'])} that a better one (more than {tolerance} faster) is untried"
     counts = f"{decision['candidates']}: {decision['measured']} measured, {decision['known']} known before, "
@@ -368,12 +368,12 @@ def _decision_rows(decision: Mapping[str, Any] | None) -> list[tuple[str, str | 
         f"{decision['trusted']} trusted to be no faster, {decision['refused']} refused as unable to launch"
     )
     pairs: list[tuple[str, str | Text]] = [
-        ("chosen", chosen),
+        ("chosen", choice),
         ("evidence", _EVIDENCE.get(decision["evidence"], decision["evidence"])),
         ("because", decision["reason"]),
         ("stated risk", risk),
         ("candidates", counts),
-        ("cost", spent),
+        ("cost", cost_text),
         ("decided", decision["at"]),
     ]
     if decision.get("llm") is not None:

@@ -60,9 +60,9 @@ def ask_for_advice(
         query = f"{prompt}\nYour last answer was refused: {trouble}\n{again}\n"
     if not texts:
         raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
-    text, *others = texts
+    text, *more = texts
     return Advice(
-        kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, "written blind", tuple(others)
+        kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, "written blind", tuple(more)
     )
 
 
@@ -115,15 +115,15 @@ def check_function(function: CostFunction, samples: Sequence[AdviceSample], seed
     for trial in range(_TRIALS):
         sample = samples[trial % len(samples)]
         subject = AdviceSubject.of(sample.problem, sample.candidates, sample.grids)
-        drawn = _scaled(subject, generator)
+        draw = _scaled(subject, generator)
         for device in DEVICES:
-            here = replace(drawn, device=device_spec(device))
+            here = replace(draw, device=device_spec(device))
             shifts = {c.name: generator.uniform(-2.0, 2.0) for c in function.constants}
             try:
                 function.evaluate(here, shifts)
             except AdviceError as error:
-                shown = ", ".join(f"{a.name}={a.value or list(a.shape)}" for a in drawn.arguments.values())
-                raise AdviceError(f"{_ELSEWHERE} ({shown:.300}) on {device.name}: {error}") from error
+                sizes = ", ".join(f"{a.name}={a.value or list(a.shape)}" for a in draw.arguments.values())
+                raise AdviceError(f"{_ELSEWHERE} ({sizes:.300}) on {device.name}: {error}") from error
 
 
 def _scaled(subject: AdviceSubject, generator: random.Random) -> AdviceSubject:
@@ -145,8 +145,8 @@ def _scaled(subject: AdviceSubject, generator: random.Random) -> AdviceSubject:
 def _resized_subject(subject: AdviceSubject, size: Callable[[int], int], more: float) -> AdviceSubject:
     """The subject with other extents, and `more` times as many programs along the grid's first axis."""
     arguments = {name: _resized(argument, size) for name, argument in subject.arguments.items()}
-    first, *others = subject.grid or (1.0,)
-    grid = (np.maximum(1.0, np.floor(first * more)), *others) if subject.grid else ()
+    first, *axes = subject.grid or (1.0,)
+    grid = (np.maximum(1.0, np.floor(first * more)), *axes) if subject.grid else ()
     return replace(subject, arguments=arguments, grid=grid)
 
 

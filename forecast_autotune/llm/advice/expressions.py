@@ -264,17 +264,17 @@ class ExpressionReader:
         if name in self.helpers:
             helper = self.helpers[name]
             return lambda frame: helper(frame, [p(frame) for p in parts])
-        known = ", ".join(sorted({*PURE, *OF_DEVICE, *self.helpers, "constant", "term"}))
-        raise refuse(node, f"there is no function {name} (a helper stands above its use); there are {known}")
+        names = ", ".join(sorted({*PURE, *OF_DEVICE, *self.helpers, "constant", "term"}))
+        raise refuse(node, f"there is no function {name} (a helper stands above its use); there are {names}")
 
     def _fitted_constant(self, node: ast.Call, target: str) -> Expression:
-        given: dict[str, object] = {}
+        values: dict[str, object] = {}
         for name, part in zip(("value", "spread", "label"), node.args, strict=False):
-            given[name] = _literal(part)
+            values[name] = _literal(part)
         for keyword in node.keywords:
-            given[str(keyword.arg)] = _literal(keyword.value)
-        value, spread = given.get("value"), given.get("spread", 1.5)
-        name = str(given.get("label") or target or f"line {node.lineno}")
+            values[str(keyword.arg)] = _literal(keyword.value)
+        value, spread = values.get("value"), values.get("spread", 1.5)
+        name = str(values.get("label") or target or f"line {node.lineno}")
         fine = isinstance(value, int | float) and isinstance(spread, int | float)
         if not fine or not (0 < float(value) < 1e15 and 1.0 < float(spread) <= 16.0):  # type: ignore[arg-type]
             raise refuse(node, "constant(value, spread=1.5) takes a positive number and a factor in (1, 16]")

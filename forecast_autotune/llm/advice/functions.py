@@ -88,8 +88,8 @@ def resident_programs(device: DeviceSpec, threads: Value, registers: Value, shar
     `shared_bytes` of a program.
     """
     threads = np.maximum(threads, 32.0)
-    held = np.ceil(np.clip(registers, 16.0, _REGISTERS_PER_THREAD) / 8.0) * 8.0
-    by_registers = np.floor(_REGISTERS_PER_MULTIPROCESSOR / (held * threads))
+    per_thread = np.ceil(np.clip(registers, 16.0, _REGISTERS_PER_THREAD) / 8.0) * 8.0
+    by_registers = np.floor(_REGISTERS_PER_MULTIPROCESSOR / (per_thread * threads))
     by_threads = np.floor(_THREADS_PER_MULTIPROCESSOR / threads)
     by_memory = np.floor((device.shared_memory_bytes + 1024.0) / (np.maximum(shared_bytes, 0.0) + 1024.0))
     fits = np.minimum(np.minimum(by_registers, by_threads), by_memory)

@@ -86,8 +86,8 @@ class CostFunction:
 
         Raises `AdviceError` where it reads what is not there, or gives what is no positive finite number.
         """
-        given = shifts or {}
-        constants = {c.name: c.value * np.exp2(given.get(c.name, 0.0)) for c in self.constants}
+        moves = shifts or {}
+        constants = {c.name: c.value * np.exp2(moves.get(c.name, 0.0)) for c in self.constants}
         factors = {label: np.exp2(shift) for label, shift in (scales or {}).items()}
         run = CostEvaluation(subject, constants, factors)
         with np.errstate(all="ignore"):
@@ -128,10 +128,10 @@ def without_comments(text: str) -> str:
     tree = ast.parse(parse_cost_function(text).text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef):
-            kept = [
+            body = [
                 n for n in node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
             ]
-            node.body = kept or [ast.Pass()]
+            node.body = body or [ast.Pass()]
     return ast.unparse(tree) + "\n"
 
 
@@ -175,8 +175,8 @@ class _ModuleReader:
 
     def _assign_about(self, node: ast.Assign) -> None:
         target = node.targets[0]
-        named = isinstance(target, ast.Name) and len(node.targets) == 1 and target.id in _ABOUT
-        if not named or not isinstance(node.value, ast.Constant):
+        is_about = isinstance(target, ast.Name) and len(node.targets) == 1 and target.id in _ABOUT
+        if not is_about or not isinstance(node.value, ast.Constant):
             raise refuse(node, f"only {', '.join(_ABOUT)} are assigned outside functions, each a plain value")
         assert isinstance(target, ast.Name)
         self.about[target.id] = node.value.value
@@ -227,8 +227,8 @@ class _ModuleReader:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             return self._let(node.target.id, self.expressions.read(node.value, node.target.id))
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            changed = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-            whole = ast.copy_location(ast.BinOp(changed, node.op, node.value), node)
+            target = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+            whole = ast.copy_location(ast.BinOp(target, node.op, node.value), node)
             return self._let(node.target.id, self.expressions.read(whole))
         if isinstance(node, ast.Return) and node.value is not None:
             return self.expressions.read(node.value)
@@ -316,8 +316,8 @@ class _ModuleReader:
 
     def _for(self, node: ast.For) -> _Run:
         call = node.iter
-        ranged = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range"
-        if not ranged or not isinstance(node.target, ast.Name) or node.orelse:
+        is_range = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range"
+        if not is_range or not isinstance(node.target, ast.Name) or node.orelse:
             raise refuse(node, "a loop is `for name in range(...)`")
         assert isinstance(call, ast.Call)
         parts, name, body = (
@@ -344,15 +344,15 @@ class _ModuleReader:
 
 def _for_some(body: _Run, holds: npt.NDArray[np.bool_], frame: Frame) -> Value:
     """Run a branch that only the candidates for which `holds` take; early returns are theirs alone."""
-    run, known, answer = frame.run, len(frame.pending), frame.run.identity
+    run, start, answer = frame.run, len(frame.pending), frame.run.identity
     value = body(frame)
-    frame.pending[known:] = [(holds & early, v) for early, v in frame.pending[known:]]
+    frame.pending[start:] = [(holds & early, v) for early, v in frame.pending[start:]]
     if run.identity is not answer:
         size = run.subject.size
-        theirs, others = _identity(run.identity, size), _identity(answer, size)
+        theirs, ours = _identity(run.identity, size), _identity(answer, size)
         assert theirs is not None
-        rest = np.arange(size) if others is None else others
-        run.identity = (np.where(holds, theirs, size + rest),)
+        default = np.arange(size) if ours is None else ours
+        run.identity = (np.where(holds, theirs, size + default),)
     return value
 
 
@@ -363,11 +363,11 @@ def _expressions_in(node: ast.stmt) -> int:
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:
-    given = node.args
-    odd = given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults
+    a = node.args
+    odd = a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults
     if odd or node.decorator_list:
         raise refuse(node, "a function takes plain parameters, without defaults and decorators")
-    return [a.arg for a in given.args]
+    return [p.arg for p in a.args]
 
 
 def _returned(body: _Run, frame: Frame, node: ast.FunctionDef) -> Value:
@@ -380,14 +380,14 @@ def _returned(body: _Run, frame: Frame, node: ast.FunctionDef) -> Value:
 
 
 def _merged(
-    holds: npt.NDArray[np.bool_], one: Mapping[str, Value], other: Mapping[str, Value]
+    holds: npt.NDArray[np.bool_], first: Mapping[str, Value], second: Mapping[str, Value]
 ) -> dict[str, Value]:
-    results = dict(other)
-    for name, value in one.items():
-        if name not in other:
+    results = dict(second)
+    for name, value in first.items():
+        if name not in second:
             results[name] = value
-        elif value is not other[name]:
-            results[name] = select(holds, value, other[name])
+        elif value is not second[name]:
+            results[name] = select(holds, value, second[name])
     return results
 
 

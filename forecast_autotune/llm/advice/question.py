@@ -94,8 +94,8 @@ def _argument_text(argument: Argument) -> str:
 
 
 def _is_contiguous(argument: Argument) -> bool:
-    expected = [math.prod(argument.shape[i + 1 :]) for i in range(len(argument.shape))]
-    return list(argument.stride) == expected
+    strides = [math.prod(argument.shape[i + 1 :]) for i in range(len(argument.shape))]
+    return list(argument.stride) == strides
 
 
 def _ranges_text(candidates: Sequence[Candidate]) -> str:
@@ -127,13 +127,13 @@ def _numeric(text: str) -> tuple[float, str]:
 
 def _grid_texts(sample: AdviceSample) -> list[str]:
     step = max(1, len(sample.candidates) // _SAMPLES)
-    compiled = [c for c in sample.candidates if any(COMPILED in name for name in sample.facts.get(c, ()))]
-    shown = dict.fromkeys([*compiled[:1], *list(sample.candidates)[::step]][:_SAMPLES])
+    with_facts = [c for c in sample.candidates if any(COMPILED in name for name in sample.facts.get(c, ()))]
+    candidates = dict.fromkeys([*with_facts[:1], *list(sample.candidates)[::step]][:_SAMPLES])
     texts = []
-    for candidate in shown:
+    for candidate in candidates:
         grid = sample.grids.get(candidate) or sample.problem.grid
-        known = " ".join(f"{n}={value:.4g}" for n, value in sample.facts.get(candidate, {}).items())
+        facts = " ".join(f"{n}={value:.4g}" for n, value in sample.facts.get(candidate, {}).items())
         texts.append(
-            f"- {candidate.config}: grid {'not known' if grid is None else list(grid)} {known}".rstrip()
+            f"- {candidate.config}: grid {'not known' if grid is None else list(grid)} {facts}".rstrip()
         )
     return texts

@@ -50,13 +50,13 @@ class AdviceSubject:
     ) -> AdviceSubject:
         """The subject of a problem's candidates."""
         configs = [c.config for c in candidates]
-        given = [grids.get(c) or problem.grid for c in candidates]
+        launch_grids = [grids.get(c) or problem.grid for c in candidates]
         grid: tuple[Value, ...] = ()
-        if given and all(given):
-            whole = [(*(g or ()), 1, 1, 1)[:3] for g in given]
+        if launch_grids and all(launch_grids):
+            whole = [(*(g or ()), 1, 1, 1)[:3] for g in launch_grids]
             grid = tuple(np.array([g[axis] for g in whole], dtype=float) for axis in range(3))
-        named = {a.name: a for a in problem.arguments}
-        return cls(_columns(configs), named, grid, device_spec(problem.device), len(configs))
+        arguments = {a.name: a for a in problem.arguments}
+        return cls(_columns(configs), arguments, grid, device_spec(problem.device), len(configs))
 
     def repeated(self, times: int) -> AdviceSubject:
         """The same candidates, so many times over."""
@@ -71,15 +71,15 @@ class AdviceSubject:
 
     def lookup(self, path: tuple[str | int, ...]) -> Value:
         """The value at a path such as ("args", "x", "shape", 0). Raises `AdviceError` if there is none."""
-        root, *rest = path
-        if root == "config" and len(rest) == 1:
-            return self._config(str(rest[0]))
-        if root == "args" and rest:
-            return self._argument(str(rest[0]), rest[1:])
-        if root == "device" and len(rest) == 1:
-            return self._device(str(rest[0]))
+        root, *parts = path
+        if root == "config" and len(parts) == 1:
+            return self._config(str(parts[0]))
+        if root == "args" and parts:
+            return self._argument(str(parts[0]), parts[1:])
+        if root == "device" and len(parts) == 1:
+            return self._device(str(parts[0]))
         if root == "launch":
-            return self._launch(rest)
+            return self._launch(parts)
         raise AdviceError(f"advice cannot read {_shown(path)}: it may read config, args, device and launch")
 
     def _config(self, name: str) -> Value:
@@ -122,13 +122,13 @@ class AdviceSubject:
 
 def _columns(configs: Sequence[Config]) -> dict[str, Value]:
     names = dict.fromkeys(name for c in configs for name, _ in c.kwargs)
-    given = [dict(c.kwargs) for c in configs]
+    rows = [dict(c.kwargs) for c in configs]
     results: dict[str, Value] = {}
     for name in names:
-        values = [row.get(name) for row in given]
+        values = [row.get(name) for row in rows]
         if any(isinstance(v, str) for v in values):
             results[name] = np.array([str(v) for v in values], dtype=object)
-        elif all(name in row for row in given):
+        elif all(name in row for row in rows):
             results[name] = np.array([float(v or 0) for v in values])
     for option in LAUNCH_OPTIONS:
         results[option] = np.array([float(getattr(c, option) or 0) for c in configs])
@@ -150,7 +150,7 @@ def _of_tensor(argument: Argument, rest: Sequence[str | int]) -> Value:
             raise AdviceError(f"args.{name} has {len(extents)} dimensions, not {rest[0]}[{rest[1]}]")
         return float(extents[rest[1]])
     size = element_bytes(argument.dtype)
-    known: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "numel": float(math.prod(shape)),
         "bytes": float(math.prod(shape)) * size,
         "itemsize": size,
@@ -158,8 +158,8 @@ def _of_tensor(argument: Argument, rest: Sequence[str | int]) -> Value:
         "aligned": float(argument.aligned),
         "ndim": float(len(shape)),
     }
-    if len(rest) == 1 and rest[0] in known:
-        return known[str(rest[0])]
+    if len(rest) == 1 and rest[0] in attributes:
+        return attributes[str(rest[0])]
     raise AdviceError(f"args.{name} is a tensor: it has {', '.join(TENSOR_ATTRIBUTES)}")
 
 
