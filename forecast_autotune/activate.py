@@ -143,7 +143,7 @@ class _PostImportFinder(MetaPathFinder):
         try:
             self._serve()
         except Exception as error:
-            # Whoever only set a variable must not lose the program over it: the host tunes by itself.
+            # A variable of the environment must not cost the program: the host tunes by itself.
             _warn(
                 f"FORECAST_AUTOTUNE=1 could not serve {self.package} ({error!r}): it tunes as usual; "
                 "`forecast-autotune doctor` says what is wrong"

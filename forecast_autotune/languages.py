@@ -122,9 +122,9 @@ class CompilingThreads:
 
     def __init__(self, build: Callable[[Candidate], Any], workers: int) -> None:
         self._build, self._workers = build, max(1, workers)
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._queue: list[Candidate] = []
-        self._begun: dict[Candidate, float] = {}
+        self._running: dict[Candidate, float] = {}
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
@@ -132,9 +132,9 @@ class CompilingThreads:
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
         """Compile these next, in this order, in place of whatever has not begun."""
-        with self._changed:
+        with self._condition:
             self._queue = [
-                c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._begun
+                c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._running
             ]
             self._begin()
 
@@ -142,53 +142,53 @@ class CompilingThreads:
         for _ in range(min(len(self._queue) - self._idle, self._workers - len(self._threads))):
             self._threads.append(threading.Thread(target=self._work, name="compile", daemon=True))
             self._threads[-1].start()
-        self._changed.notify_all()
+        self._condition.notify_all()
 
     def leave_behind(self, candidate: Candidate, error: Exception) -> None:
         """Count a compilation that hangs as failed by this; another thread takes the place of its own."""
-        with self._changed:
-            if (begin := self._begun.pop(candidate, None)) is not None:
+        with self._condition:
+            if (begin := self._running.pop(candidate, None)) is not None:
                 self.done[candidate] = Compiled(candidate, None, error, time.perf_counter() - begin)
                 self._workers += 1
                 self._begin()
 
     def running(self) -> Mapping[Candidate, float]:
         """The candidates that compile now, with their seconds so far."""
-        with self._changed:
+        with self._condition:
             now = time.perf_counter()
-            return {c: now - begin for c, begin in self._begun.items()}
+            return {c: now - begin for c, begin in self._running.items()}
 
     def wait(self, enough: Callable[[Collection[Candidate]], bool], within_s: float | None = None) -> bool:
         """Wait until `enough(what is not done yet)`, at most so many seconds; whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: enough({*self._queue, *self._begun}), within_s)
+        with self._condition:
+            return self._condition.wait_for(lambda: enough({*self._queue, *self._running}), within_s)
 
     def close(self, within_s: float | None = None) -> None:
         """Drop what has not begun, and wait for what has, at most so many seconds."""
-        with self._changed:
+        with self._condition:
             self._queue, self._closed = [], True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._begun, within_s)
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._running, within_s)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._condition:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._condition.wait_for(lambda: self._queue or self._closed)
                 self._idle -= 1
                 if not self._queue:
                     return
                 candidate = self._queue.pop(0)
-                begin = self._begun[candidate] = time.perf_counter()
+                begin = self._running[candidate] = time.perf_counter()
             result, error = None, None
             try:
                 result = self._build(candidate)
-            except Exception as raised:
-                error = raised
-            with self._changed:
-                if self._begun.pop(candidate, None) is not None:
+            except Exception as exception:
+                error = exception
+            with self._condition:
+                if self._running.pop(candidate, None) is not None:
                     self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
 
 _TURNS = 3
@@ -247,19 +247,19 @@ class LanguageMeasurer:
     ) -> Iterator[Measurement]:
         """Yield measurements as compilations end; where these disturb times, after all of them have ended."""
         ahead = prefetch if self.quiet else ()
-        wanted = dict.fromkeys(candidates)
-        while wanted:
+        queue = dict.fromkeys(candidates)
+        while queue:
             self._pool.schedule(
-                [*wanted, *ahead]
+                [*queue, *ahead]
             )  # again each time: the caller may have prefetched others since
-            if not self._pool.wait(lambda left: self._may_time(wanted, left), within_s):
+            if not self._pool.wait(lambda pending: self._may_time(queue, pending), within_s):
                 return
-            candidate = next(c for c in wanted if c in self._pool.done)
-            del wanted[candidate]
-            yield self._measured(self._pool.done[candidate])
+            candidate = next(c for c in queue if c in self._pool.done)
+            del queue[candidate]
+            yield self._measure_one(self._pool.done[candidate])
 
-    def _may_time(self, wanted: Collection[Candidate], unfinished: Collection[Candidate]) -> bool:
-        return any(c in self._pool.done for c in wanted) if self.quiet else not unfinished
+    def _may_time(self, queue: Collection[Candidate], pending: Collection[Candidate]) -> bool:
+        return any(c in self._pool.done for c in queue) if self.quiet else not pending
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
         """Time in turns. Where one fails now, the single timings stand."""
@@ -267,7 +267,7 @@ class LanguageMeasurer:
         times: dict[Candidate, list[float]] = {c: [] for c in candidates}
         try:
             self._pool.schedule(candidates)
-            self._pool.wait(lambda left: not left)
+            self._pool.wait(lambda pending: not pending)
             for _ in range(_TURNS):
                 for candidate, result in times.items():
                     result.extend(self._kernel.time(self._pool.done[candidate].result))
@@ -279,42 +279,42 @@ class LanguageMeasurer:
 
     def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time of checks and launches."""
-        done = list(self._pool.done.values())
+        results = list(self._pool.done.values())
         wall = time.perf_counter() - self._begin
-        return MeasuringCost(sum(c.seconds for c in done), self._timing_s, len(done), wall)
+        return MeasuringCost(sum(c.seconds for c in results), self._timing_s, len(results), wall)
 
     def close(self) -> None:
         """Drop compilations that have not begun, and wait for those that have."""
         self._pool.close()
 
-    def _measured(self, compiled: Compiled) -> Measurement:
-        candidate = compiled.candidate
+    def _measure_one(self, binary: Compiled) -> Measurement:
+        candidate = binary.candidate
         self._timed.add(candidate)
-        if compiled.error is not None:
-            return self._failed(compiled, compiled.error, Outcome.COMPILE_ERROR)
+        if binary.error is not None:
+            return self._failed(binary, binary.error, Outcome.COMPILE_ERROR)
         begin = time.perf_counter()
         try:
             with self._guard(candidate):
-                wrong = self._kernel.check(compiled.result)
+                wrong = self._kernel.check(binary.result)
             if wrong:
-                return self._failed(compiled, RefusedConfigError(Outcome.INCORRECT, wrong), Outcome.INCORRECT)
-            times = list(self._kernel.time(compiled.result))
+                return self._failed(binary, RefusedConfigError(Outcome.INCORRECT, wrong), Outcome.INCORRECT)
+            times = list(self._kernel.time(binary.result))
         except Exception as error:
-            return self._failed(compiled, error, Outcome.RUNTIME_ERROR)
+            return self._failed(binary, error, Outcome.RUNTIME_ERROR)
         finally:
             self._timing_s += time.perf_counter() - begin
-        return self._ok(candidate, times, compiled.seconds)
+        return self._ok(candidate, times, binary.seconds)
 
-    def _failed(self, compiled: Compiled, error: Exception, otherwise: Outcome) -> Measurement:
-        known = isinstance(error, RefusedConfigError)
+    def _failed(self, binary: Compiled, error: Exception, otherwise: Outcome) -> Measurement:
+        is_refusal = isinstance(error, RefusedConfigError)
         return Measurement(
             self._problem,
-            compiled.candidate,
+            binary.candidate,
             error.outcome if isinstance(error, RefusedConfigError) else otherwise,
-            compile_s=compiled.seconds,
+            compile_s=binary.seconds,
             protocol=self._kernel.protocol,
             at=utc_now(),
-            extra={"message": f"{error}"[:500] if known else f"{type(error).__name__}: {error}"[:500]},
+            extra={"message": f"{error}"[:500] if is_refusal else f"{type(error).__name__}: {error}"[:500]},
         )
 
     def _ok(
@@ -352,23 +352,23 @@ def tune_language(
         raise SettingsError(
             "a kernel needs one config or more: the list is empty, or no constraint allows any"
         )
-    chosen = settings or Settings.from_environment()
-    kept = store if store is not None else Store.default()
+    options = settings or Settings.from_environment()
+    shared_store = store if store is not None else Store.default()
     measurers: list[LanguageMeasurer] = []
 
     def make() -> LanguageMeasurer:
-        guard = lambda candidate: kept.watch(kernel.problem, candidate)  # noqa: E731
-        measurers.append(LanguageMeasurer(kernel, workers=chosen.worker_count(), guard=guard))
+        guard = lambda candidate: shared_store.watch(kernel.problem, candidate)  # noqa: E731
+        measurers.append(LanguageMeasurer(kernel, workers=options.worker_count(), guard=guard))
         return measurers[-1]
 
     task = TuningTask(kernel.problem, candidates)
     decision = tune(
         task,
         make,
-        store=kept,
-        surrogate=surrogate or surrogate_for(chosen),
-        settings=chosen,
+        store=shared_store,
+        surrogate=surrogate or surrogate_for(options),
+        settings=options,
         policy=policy,
     )
-    known = [result for m in measurers if (result := m.compiled(decision.chosen)) is not None]
-    return TunedKernel(decision, known[0] if known else kernel.compile(decision.chosen.config))
+    results = [result for m in measurers if (result := m.compiled(decision.chosen)) is not None]
+    return TunedKernel(decision, results[0] if results else kernel.compile(decision.chosen.config))

@@ -22,8 +22,8 @@ def single_threaded_blas() -> AbstractContextManager[object]:
     The matrices of a decision have a few hundred rows: one thread takes some milliseconds. BLAS threads
     wait for each other by spinning, and where compilers had the cores, several took hundreds.
     """
-    limited: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
-    return limited
+    limiter: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
+    return limiter
 
 
 @cache
@@ -41,14 +41,14 @@ def fast_median(values: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.fl
     """`numpy.median` of values without NaN; numpy's own imports masked arrays to look for them (15 ms)."""
     n = values.shape[axis]
     low, high = (n - 1) // 2, n // 2
-    ordered = np.partition(values, (low, high), axis=axis)
-    return np.asarray((ordered.take(low, axis=axis) + ordered.take(high, axis=axis)) / 2)
+    partition = np.partition(values, (low, high), axis=axis)
+    return np.asarray((partition.take(low, axis=axis) + partition.take(high, axis=axis)) / 2)
 
 
 def fast_unique(values: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """`numpy.unique` of whole numbers, [n]; numpy's own imports masked arrays to look for them (15 ms)."""
-    ordered = np.sort(values)
-    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
+    ascending = np.sort(values)
+    return ascending[np.concatenate(([True], ascending[1:] != ascending[:-1]))[: len(ascending)]]
 
 
 def sparse_count(candidates: float, dense: float = DENSE) -> float:

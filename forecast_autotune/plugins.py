@@ -49,12 +49,12 @@ def load(group: str, name: str) -> Any:
 def _registered(group: str) -> dict[str, EntryPoint]:
     """Entries by name; in a source checkout ours are read from its pyproject.toml, which is never stale."""
     checkout = _of_checkout(group)
-    others = [
+    foreign = [
         entry
         for entry in entry_points(group=group)
         if not checkout or entry.dist is None or entry.dist.name != DISTRIBUTION
     ]
-    return {entry.name: entry for entry in (*others, *checkout)}
+    return {entry.name: entry for entry in (*foreign, *checkout)}
 
 
 def _of_checkout(group: str) -> list[EntryPoint]:

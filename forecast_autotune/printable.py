@@ -28,10 +28,10 @@ def printable(text: object, limit: int = LONGEST_TEXT, *, lines: bool = False) -
     whole = str(text)
     if lines:
         return "\n".join(printable(line, limit) for line in whole.splitlines())
-    kept = whole[:limit]
-    if not kept.isprintable():
-        kept = "".join(map(_shown_character, kept))
-    return kept if len(whole) <= limit else f"{kept}... ({len(whole):,} characters)"
+    head = whole[:limit]
+    if not head.isprintable():
+        head = "".join(map(_shown_character, head))
+    return head if len(whole) <= limit else f"{head}... ({len(whole):,} characters)"
 
 
 def meant_text(word: str, words: Iterable[str]) -> str:

@@ -80,11 +80,11 @@ def count_within(low: int, high: int) -> Callable[[str], int]:
 
 
 def _flag(text: str) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "": False}
-    known |= {"0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in known:
+    values = {"1": True, "true": True, "yes": True, "on": True, "": False}
+    values |= {"0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
         raise ValueError("must be 0 or 1")
-    return known[text.lower()]
+    return values[text.lower()]
 
 
 def _choice(*words: str) -> Callable[[str], str]:
@@ -127,17 +127,17 @@ def parse_directories(text: str) -> tuple[Path, ...]:
 
 def _remote_address(text: str) -> str:
     """An address without anything secret in it. Raises `ValueError`, which does not quote it."""
-    scheme, divider, rest = text.partition("://")
+    scheme, divider, location = text.partition("://")
     if not divider or not scheme.replace("+", "").isalnum() or not text.isprintable():
         raise ValueError(
             "must be an address such as redis://host:6379/0, s3://bucket/folder or file:///folder"
         )
-    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+    if "@" in location.partition("/")[0] or "?" in location or "#" in location:
         raise ValueError(
             "must not hold a user, a password or options: they come from the environment of the service's client "
             "(REDIS_USERNAME, REDISCLI_AUTH, AWS_..., FSSPEC_...)"
         )
-    return text.rstrip("/") if rest.strip("/") else text
+    return text.rstrip("/") if location.strip("/") else text
 
 
 NOWHERE = Path(os.devnull, "forecast-autotune")
@@ -163,8 +163,8 @@ def default_directory() -> Path:
 
     Raises `SettingsError` as `parse_user_directory` does.
     """
-    chosen = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
-    return cache_directory(parse_user_directory(chosen) if chosen else None)
+    path = os.environ.get("FORECAST_AUTOTUNE_CACHE_DIR")
+    return cache_directory(parse_user_directory(path) if path else None)
 
 
 def _variable(name: str, parse: Callable[[str], Any], default: Any, doc: str) -> Any:
@@ -385,32 +385,32 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the variables. Raises `SettingsError` naming the variable, its value and its rule."""
         source = os.environ if environment is None else environment
-        given, values = {*source}, dict[str, Any]()
+        names, values = {*source}, dict[str, Any]()
         for f in fields(cls):
             variable = f.metadata["variable"]  # each look into an environment takes a microsecond
-            text = source.get(variable) if variable in given else None
+            text = source.get(variable) if variable in names else None
             if text is None or (text == "" and f.name != "enabled"):
                 continue
             try:
                 values[f.name] = f.metadata["parse"](text)
             except ValueError as error:
-                # What is wrong with an address may be the password in it.
-                shown = "(not shown)" if f.name == "remote" else repr(printable(text, 80))
-                raise SettingsError(f"{variable}={shown}: {error} ({f.metadata['doc']})") from None
+                # The faulty part of an address may be its password.
+                value = "(not shown)" if f.name == "remote" else repr(printable(text, 80))
+                raise SettingsError(f"{variable}={value}: {error} ({f.metadata['doc']})") from None
         return cls(**values)
 
     def with_(self, **changes: Any) -> Settings:
         """A copy with every change that is not None applied; values obey the variables' rules."""
-        given = {name: value for name, value in changes.items() if value is not None}
+        values = {name: value for name, value in changes.items() if value is not None}
         for f in fields(self):
-            flag = isinstance(f.default, bool) and isinstance(given.get(f.name), bool)
-            if f.name in given and not flag:
+            flag = isinstance(f.default, bool) and isinstance(values.get(f.name), bool)
+            if f.name in values and not flag:
                 try:
-                    given[f.name] = f.metadata["parse"](str(given[f.name]))
+                    values[f.name] = f.metadata["parse"](str(values[f.name]))
                 except ValueError as error:
-                    shown = "(not shown)" if f.name == "remote" else repr(given[f.name])
-                    raise SettingsError(f"{f.name}={shown}: {error} ({f.metadata['doc']})") from None
-        return replace(self, **given)
+                    value = "(not shown)" if f.name == "remote" else repr(values[f.name])
+                    raise SettingsError(f"{f.name}={value}: {error} ({f.metadata['doc']})") from None
+        return replace(self, **values)
 
     @property
     def budget(self) -> Budget:

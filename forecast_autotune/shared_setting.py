@@ -23,7 +23,7 @@ class SharedSetting(Generic[T]):
         """`change` makes the value for the users of the usual one."""
         self._read, self._write, self._change = read, write, change
         self._lock, self._users = threading.Lock(), 0
-        self._usual = self._changed = read()
+        self._usual = self._own_value = read()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._restore_in_child)
 
@@ -34,7 +34,7 @@ class SharedSetting(Generic[T]):
             if not self._users:
                 self._usual = self._read()
                 self._write(self._change(self._usual))
-                self._changed = self._read()  # it may have been rounded
+                self._own_value = self._read()  # it may have been rounded
             self._users += 1
         try:
             yield
@@ -45,7 +45,7 @@ class SharedSetting(Generic[T]):
                     self._restore()
 
     def _restore(self) -> None:
-        if self._read() == self._changed:
+        if self._read() == self._own_value:
             self._write(self._usual)
 
     def _restore_in_child(self) -> None:

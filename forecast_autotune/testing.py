@@ -140,17 +140,17 @@ class LanguageContract:
         kernel, configs = self.make()
         with ThreadPoolExecutor(4) as pool:
             results = list(pool.map(kernel.compile, configs[:4]))
-        assert [kernel.check(one) for one in results] == [""] * len(results)
+        assert [kernel.check(result) for result in results] == [""] * len(results)
 
     def test_a_config_that_fails_is_an_outcome(self) -> None:
         kernel, _ = self.make()
         measurer = self.measurer(kernel)
-        expected = {Candidate(config): outcome for config, outcome in self.failing().items()}
+        outcomes = {Candidate(config): outcome for config, outcome in self.failing().items()}
         try:
-            results = {m.candidate: m for m in measurer.measure(list(expected))}
+            results = {m.candidate: m for m in measurer.measure(list(outcomes))}
         finally:
             measurer.close()
-        assert {c: m.outcome for c, m in results.items()} == expected
+        assert {c: m.outcome for c, m in results.items()} == outcomes
         assert all(m.extra["message"] for m in results.values()), "a failure without a reason"
 
     def test_is_decided_by_measuring_and_then_from_the_store(self) -> None:
@@ -174,12 +174,12 @@ class LanguageContract:
         failing: Any = list(self.failing())
         if not failing:
             return
-        refused = False
+        has_raised = False
         try:
             tune_language(kernel, failing, store=Store(None), settings=Settings())
         except NoWorkingConfigError:
-            refused = True
-        assert refused, "a config was chosen although none works"
+            has_raised = True
+        assert has_raised, "a config was chosen although none works"
 
 
 class MeasurerContract:
@@ -194,13 +194,13 @@ class MeasurerContract:
         try:
             results = list(measurer.measure(names[:2], prefetch=names[2:3]))
             results += measurer.measure(names[2:4])
-            spent = measurer.spent()
+            cost = measurer.spent()
         finally:
             measurer.close()
         assert {m.candidate for m in results[:2]} == set(names[:2])
         assert {m.candidate for m in results[2:]} == set(names[2:4])
         assert all(m.ok for m in results)
-        assert spent.timing_s > 0
+        assert cost.timing_s > 0
 
     def test_what_is_prefetched_is_not_timed_unless_asked_for(self) -> None:
         measurer, names = self.make()
@@ -209,14 +209,14 @@ class MeasurerContract:
             measurer.prefetch(names[:1])
             measurer.prefetch(names[:2])
             assert measurer.spent().timing_s == 0
-            others = list(measurer.measure(names[2:4]))
+            results = list(measurer.measure(names[2:4]))
             later = list(measurer.measure(names[:1]))
-            spent = measurer.spent()
+            cost = measurer.spent()
         finally:
             measurer.close()
-        assert {m.candidate for m in others} == set(names[2:4])
+        assert {m.candidate for m in results} == set(names[2:4])
         assert [m.candidate for m in later] == list(names[:1])
-        assert spent.compiled <= 4, "something was compiled twice"
+        assert cost.compiled <= 4, "something was compiled twice"
 
     def test_what_does_not_come_in_time_comes_when_asked_for_again(self) -> None:
         measurer, names = self.make()
@@ -226,11 +226,11 @@ class MeasurerContract:
             assert all(seconds >= 0.0 for seconds in measurer.compiling().values())
             results += measurer.measure([c for c in names[:3] if c not in {m.candidate for m in results}])
             assert not measurer.compiling()
-            spent = measurer.spent()
+            cost = measurer.spent()
         finally:
             measurer.close()
         assert sorted(m.candidate.id for m in results) == sorted(c.id for c in names[:3])
-        assert spent.compiled <= 3, "something was compiled twice"
+        assert cost.compiled <= 3, "something was compiled twice"
 
     def test_what_is_timed_is_not_ready_and_what_was_not_listened_to_is(self) -> None:
         measurer, names = self.make()
@@ -258,9 +258,9 @@ class PolicyContract:
         mean = np.array([math.log2(m.ms) if m.ok else 0.0 for m in rows.values()])
         fails = np.array([0.02 if m.ok else 0.5 for m in rows.values()])
         forecasts = Forecasts(list(rows), mean, np.full(len(rows), 0.2), fails)
-        measured = dict(list(rows.items())[:known])
-        given: dict[str, Any] = {"new": known, "round": int(known > 0), "workers": 4, **changes}
-        return TuningState(forecasts, measured, **given)
+        rows_known = dict(list(rows.items())[:known])
+        fields: dict[str, Any] = {"new": known, "round": int(known > 0), "workers": 4, **changes}
+        return TuningState(forecasts, rows_known, **fields)
 
     def run(self, state: TuningState, rows: Mapping[Candidate, Measurement]) -> dict[Candidate, Measurement]:
         """Measure what the policy wants, plan after plan, until it stops; fails if it does not stop."""
@@ -279,9 +279,9 @@ class PolicyContract:
         for known in (0, 3, 8):
             state = self.state(example_table(), known)
             plan = self.make().plan(state)
-            wanted = [*plan.measure, *plan.prefetch]
-            assert not set(wanted) & set(state.measured)
-            assert len(set(wanted)) == len(wanted)
+            candidates = [*plan.measure, *plan.prefetch]
+            assert not set(candidates) & set(state.measured)
+            assert len(set(candidates)) == len(candidates)
             assert set(plan.audit) <= set(plan.measure) <= set(state.forecasts.candidates)
 
     def test_is_a_pure_function_of_the_state(self) -> None:
@@ -342,24 +342,24 @@ class StoreContract:
 
     def test_keeps_what_was_added(self) -> None:
         store, table = self.make(), example_table()
-        noted = replace(table.measurements[0], extra={"message": "über", "spills": 3})
+        row = replace(table.measurements[0], extra={"message": "über", "spills": 3})
         store.add(table.problem, table.measurements[1])
-        store.add_all(table.problem, [*table.measurements[2:], noted])
+        store.add_all(table.problem, [*table.measurements[2:], row])
         result = store.measurements(table.problem)
-        assert result == [*table.measurements[1:], noted]
-        assert result[-1].extra == noted.extra
+        assert result == [*table.measurements[1:], row]
+        assert result[-1].extra == row.extra
 
     def test_keeps_problems_apart(self) -> None:
         store, table = self.make(), example_table()
         other = Problem.of(table.problem.kernel, table.problem.arguments[:1], table.problem.device)
         store.add(table.problem, table.measurements[0])
         assert store.measurements(other) == []
-        refused = False
+        has_raised = False
         try:
             store.add(other, table.measurements[0])
         except RecordError:
-            refused = True
-        assert refused, "a measurement of another problem was taken"
+            has_raised = True
+        assert has_raised, "a measurement of another problem was taken"
 
     def test_relatives_are_other_problems_of_the_kernel(self) -> None:
         store, table = self.make(), example_table()
@@ -386,8 +386,8 @@ class StoreContract:
     def test_one_thread_at_a_time_may_tune_a_problem(self) -> None:
         store, table = self.make(), example_table()
         other = Problem.of(Kernel("other"), (), table.problem.device)
-        with store.tuning_lock(table.problem, 0.0) as held, store.tuning_lock(other, 0.0) as apart:
-            assert held
+        with store.tuning_lock(table.problem, 0.0) as first, store.tuning_lock(other, 0.0) as apart:
+            assert first
             assert apart
             with store.tuning_lock(table.problem, 0.0) as second:
                 assert not second
@@ -435,27 +435,27 @@ class SurrogateContract:
     def test_is_a_pure_function_of_the_query(self) -> None:
         query, again = query_of(example_table(), 5), query_of(example_table(), 5)
         surrogate = self.make()
-        one, two, other = self.ask(query), surrogate.forecast(query), surrogate.forecast(query)
+        a, b, c = self.ask(query), surrogate.forecast(query), surrogate.forecast(query)
         rows = np.arange(len(query.candidates))
-        for answer in (two, other):
-            np.testing.assert_array_equal(one.mean, answer.mean)
-            np.testing.assert_array_equal(one.p_fail, answer.p_fail)
-            np.testing.assert_array_equal(one.samples(rows, 8, 3), answer.samples(rows, 8, 3))
+        for answer in (b, c):
+            np.testing.assert_array_equal(a.mean, answer.mean)
+            np.testing.assert_array_equal(a.p_fail, answer.p_fail)
+            np.testing.assert_array_equal(a.samples(rows, 8, 3), answer.samples(rows, 8, 3))
         assert query == again, "the query was changed"
 
     def test_the_order_of_the_candidates_does_not_matter(self) -> None:
         query = query_of(example_table(), 4)
-        turned = replace(query, candidates=list(reversed(query.candidates)))
-        one, two = self.ask(query), self.ask(turned)
-        np.testing.assert_allclose(one.mean, two.mean[::-1], atol=1e-6)
-        np.testing.assert_allclose(one.sd, two.sd[::-1], atol=1e-6)
+        reversal = replace(query, candidates=list(reversed(query.candidates)))
+        a, b = self.ask(query), self.ask(reversal)
+        np.testing.assert_allclose(a.mean, b.mean[::-1], atol=1e-6)
+        np.testing.assert_allclose(a.sd, b.sd[::-1], atol=1e-6)
 
     def test_samples_follow_mean_and_sd(self) -> None:
         forecasts = self.ask(query_of(example_table(), 4))
-        drawn = forecasts.samples(np.arange(len(forecasts)), 4096, 1)
+        draws = forecasts.samples(np.arange(len(forecasts)), 4096, 1)
         # Quartiles, as a `Forecast` defines point and spread: the draws need not be symmetric. With 4096
         # of them, a standard error of the median is 2 % of sd; five are far outside of chance.
-        low, middle, high = np.quantile(drawn, (0.25, 0.5, 0.75), axis=0)
+        low, middle, high = np.quantile(draws, (0.25, 0.5, 0.75), axis=0)
         assert (np.abs(middle - forecasts.mean) < 0.1 * forecasts.sd + 1e-3).all()
         np.testing.assert_allclose((high - low) / 1.349, forecasts.sd, rtol=0.25, atol=1e-3)
 

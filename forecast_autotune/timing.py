@@ -168,7 +168,7 @@ class GraphRecorder:
             (self.record(self.nothing, first)[0], self.record(self._paused(second), first)[0])
             for first in pause_lengths()
         ]
-        events = [(timed_replay(one), timed_replay(two)) for _ in range(rounds) for one, two in graphs]
+        events = [(timed_replay(single), timed_replay(two)) for _ in range(rounds) for single, two in graphs]
         synchronize()
         one_pause, two_pauses = (
             mean_without_strays([start.elapsed_time(end) * 1e-3 for start, end in of_kind])

@@ -241,7 +241,7 @@ _KEPT = {
     "captures": ("captured calls are cleared whatever their device", "captured call"),
     "advice": ("advice belongs to no device", "kernel source"),
 }
-"""What a store keeps beside its measurements: why no device can be named, and the noun that is counted."""
+"""Contents of a store besides measurements: the error where --device is given, and the noun of the count."""
 
 
 def _clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:

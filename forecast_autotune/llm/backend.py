@@ -91,15 +91,15 @@ class Backend(Protocol):
         ...
 
     def identity(self) -> str:
-        """What answers rest on, to keep them by: the name, and a digest of weights that lie on this machine."""
+        """The key of stored answers: the name, and a digest of weights that lie on this machine."""
         return self.name
 
     def ready(self) -> bool:
-        """Whether an answer needs no loading first. Cheap."""
+        """Whether the model is loaded. Cheap."""
         return True
 
     def prepare(self) -> None:
-        """Load what answering needs, by default nothing; blocks. May run in a thread beside the first compilations."""
+        """Load the model, by default nothing; blocks. May run in a thread beside the first compilations."""
         return
 
     def close(self) -> None:

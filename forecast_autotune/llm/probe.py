@@ -1,6 +1,6 @@
-"""The probe of a trained model: prompts with the answers that its trainer saw, kept beside the weights.
+"""The probe of a trained model: prompts with the answers that its trainer saw, stored beside the weights.
 
-Whoever serves the weights answers them first. A tokenizer that cuts, a layer that is read in another way, an adapter
+A served model must answer the probe first. A tokenizer that cuts, a layer that is read in another way, an adapter
 that was lost or merged wrongly, weights of another run: each gives other answers, and the model is refused.
 """
 
@@ -27,14 +27,14 @@ from forecast_autotune.records.codec import Record
 from forecast_autotune.records.named_lines import read_document
 
 FILE = "forecast_probe.json"
-"""Its name in the folder of an adapter or a model."""
+"""Name of the probe's file in the folder of an adapter or a model."""
 PROMPTS = 16
 """Most prompts of a probe."""
 TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02, "": 0.25}
-"""Most difference of log-probabilities from those in float32, by the dtype that computes; the last is for an engine
-that rounds logits, too: in bfloat16 those of 16 and more lie 0.125 apart."""
+"""Most difference of log-probabilities from those in float32, by the dtype of the computation; the last is for an
+engine that rounds logits, too: in bfloat16 those of 16 and more lie 0.125 apart."""
 _LEAST_LOG_P = math.log(1e-4)
-"""Less probable answers are all alike."""
+"""Less probable answers count as equal."""
 MODEL_FILES = (
     *("*.safetensors", "config.json", "adapter_config.json", "tokenizer*", "vocab*", "merges.txt", "*.model"),
     *("special_tokens_map.json", "added_tokens.json", "*.jinja"),

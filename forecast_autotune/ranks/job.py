@@ -80,7 +80,7 @@ class Job:
     """No other process of the job, not even an earlier one of the same rank, has this name."""
     left: str = ""
     """Why this process shares no longer; empty while it does."""
-    _complained: bool = False
+    _has_complained: bool = False
 
     def leave(self, error: Exception) -> None:
         """Stop sharing for the rest of this process, with one warning: its failures do not fail a decision."""
@@ -92,8 +92,8 @@ class Job:
 
     def complain(self, error: Exception) -> None:
         """Warn, once for all, of what another rank has written."""
-        if not self._complained:
-            self._complained = True
+        if not self._has_complained:
+            self._has_complained = True
             text = f"rank {self.rank} ignores another rank's decision: {type(error).__name__}: {error}"
             warnings.warn(text[:400], RankWarning, stacklevel=3)
 
@@ -115,7 +115,7 @@ class StoreConnection:
         self._mutex = threading.Lock()
         self._beating: dict[str, int] = {}
         """Keys to beat on, with how many blocks are entered for each."""
-        self._lost = ""
+        self._fault = ""
         self._process = os.getpid()
         _connections.add(self)
 
@@ -148,7 +148,7 @@ class StoreConnection:
 
     def close(self) -> None:
         """End the thread, and wait `_EXIT_S` seconds at most for the call that it makes."""
-        self._lost = self._lost or "the process ends"
+        self._fault = self._fault or "the process ends"
         with self._mutex:
             thread = self._thread
         if thread is not None and os.getpid() == self._process:
@@ -157,8 +157,8 @@ class StoreConnection:
 
     def _call(self, act: Callable[[KeyValueStore], T]) -> T:
         if os.getpid() != self._process:
-            self._lost = "a forked process has no thread for it"
-        if not self._lost:
+            self._fault = "a forked process has no thread for it"
+        if not self._fault:
             answer: Future[T] = Future()
             self._calls.put((act, answer))
             self._start()
@@ -166,8 +166,8 @@ class StoreConnection:
                 return answer.result(self._timeout_s)
             except Exception as error:
                 reason = str(error).partition("\n")[0] or f"no answer within {self._timeout_s:g} s"
-                self._lost = f"the job's store failed: {type(error).__name__}: {reason}"[:300]
-        raise JobStoreLostError(self._lost)
+                self._fault = f"the job's store failed: {type(error).__name__}: {reason}"[:300]
+        raise JobStoreLostError(self._fault)
 
     def _start(self) -> None:
         with self._mutex:
@@ -184,7 +184,7 @@ class StoreConnection:
             )  # of the call that started the thread; it is the last one
             return
         beats, due = itertools.count(1), 0.0
-        while not self._lost:
+        while not self._fault:
             with self._mutex:
                 keys = list(self._beating)
             with suppress(queue.Empty):

@@ -69,20 +69,20 @@ def tune_together(
 def _decide(
     claim: Claim, decide: Callable[..., Decision], store: TuningStore, settings: Settings, wait_s: float
 ) -> Decision:
-    watched = _WatchedStore(store, claim)
+    reporter = _WatchedStore(store, claim)
     if (result := claim.acquire(wait_s)) is not None:
-        return result.adopt(watched) or decide(
-            watched
+        return result.adopt(reporter) or decide(
+            reporter
         )  # the latter says of what all ranks know that nothing works
     if not claim.held:
         settings = settings.with_(lock_timeout_s=0.0)  # the holder may have the lock
     problem = claim.task.problem
     try:
         with claim.job.store.beating(claim.beat_key):
-            decision = decide(watched, settings)
+            decision = decide(reporter, settings)
         if decision.is_kept:
-            result = claim.conclude(decision, watched.measurements(problem))
-            return decision if result is None else result.adopt(watched) or decision
+            result = claim.conclude(decision, reporter.measurements(problem))
+            return decision if result is None else result.adopt(reporter) or decision
         return decision
     except NoWorkingConfigError:
         if claim.held:
@@ -117,8 +117,8 @@ class _Result:
 
     def adopt(self, store: GuardedStore) -> Decision | None:
         """Keep it in this rank's store, and return the decision as one that was stored, if there is one."""
-        kept = set(map(_run, store.measurements(self.problem)))  # ranks may share a directory
-        if missing := [row for row in self.rows if _run(row) not in kept]:
+        runs = set(map(_run, store.measurements(self.problem)))  # ranks may share a directory
+        if missing := [row for row in self.rows if _run(row) not in runs]:
             store.add_all(self.problem, missing)
         if (decision := self.decision) is None:
             return None
@@ -150,7 +150,7 @@ class Claim:
         )
         self.held = False
         """Whether this rank is the one that decides."""
-        self._measured = 0
+        self._count = 0
 
     @property
     def beat_key(self) -> str:
@@ -164,9 +164,9 @@ class Claim:
         seconds, the job's store failed, or what stands there as the result is none.
         """
         job, limits = self.job, self.job.limits
-        pause, looked = limits.poll_s, job.now()
+        pause, last_look = limits.poll_s, job.now()
         holder = beat = progress = None
-        alive_at = news_at = looked
+        alive_at = news_at = last_look
         try:
             while (text := job.store.get(self._result)) is None:
                 standing = job.store.compare_set(self._claim, "", job.name)
@@ -175,8 +175,8 @@ class Claim:
                 now = job.now()
                 if standing != holder:
                     holder, beat, progress, alive_at, news_at = standing, None, None, now, now
-                if now - looked >= limits.beat_s or wait_s <= 0:
-                    looked, before = now, (beat, progress)
+                if now - last_look >= limits.beat_s or wait_s <= 0:
+                    last_look, before = now, (beat, progress)
                     beat, progress = job.store.get(_beat_key(holder)), job.store.get(self._progress)
                     alive_at = alive_at if beat == before[0] else now
                     news_at = news_at if progress == before[1] else now
@@ -200,10 +200,10 @@ class Claim:
 
     def report_progress(self) -> None:
         """Tell who waits that a measurement was made."""
-        self._measured += 1
+        self._count += 1
         if self.held and not self.job.left:
             try:
-                self.job.store.set(self._progress, f"{self.job.name} {self._measured}")
+                self.job.store.set(self._progress, f"{self.job.name} {self._count}")
             except Exception as error:
                 self.job.leave(error)
 
@@ -211,11 +211,11 @@ class Claim:
         """Make this the job's result, unless there is one, which is returned then."""
         if self.job.left:
             return None
-        offered = set(self.task.candidates)
+        candidates = set(self.task.candidates)
         result = {
             "rank": self.job.rank,
             "decision": None if decision is None else decision.to_json(),
-            "rows": [_shown(m) for m in rows if m.outcome.is_label and m.candidate in offered],
+            "rows": [_shown(m) for m in rows if m.outcome.is_label and m.candidate in candidates],
         }
         try:
             own = json.dumps(result)

@@ -1,4 +1,4 @@
-"""What all pages are made of: their style, files beside the code, and digests for content security policies."""
+"""Parts of all pages: their style, files beside the code, and digests for content security policies."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def page_file(package: str, name: str) -> str:
 
 
 def policy_source(text: str) -> str:
-    """What lets a page run or show `text`, and nothing else, in its content security policy."""
+    """The source in a content security policy that lets a page run or show `text`, and nothing else."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

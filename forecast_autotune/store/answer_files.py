@@ -30,7 +30,7 @@ class AnswerFiles:
         self._warned = False
 
     def read(self, path: Path) -> Any:
-        """What a file holds. Raises `OSError` and `ValueError`, also for one that nests too deeply."""
+        """The contents of a file. Raises `OSError` and `ValueError`, also for one that nests too deeply."""
         if path.stat().st_size > self._most_file:
             raise ValueError(f"{path} is too large")
         try:

@@ -1,12 +1,12 @@
 """Bundles: read-only folders of measurements and decisions, made on one machine and used on others.
 
-`manifest.json` names every file with its SHA-256 and what the bundle covers. The bytes of a manifest follow from what
-it says, and what it says from the files beside it, but for compiled kernels and sources. So whatever is changed in a
-bundle without making it anew is found, and the bundle is refused whole.
+`manifest.json` lists every file with its SHA-256, and the bundle's kernels and devices. The bytes of a manifest follow
+from its contents, and its contents from the files beside it, except for compiled kernels and sources. So every later
+change of a bundle is detected, and the bundle is refused whole.
 
 Compiled kernels (the contents of Triton's cache) and compiled graphs (one file of
-`torch.compiler.save_cache_artifacts()`) are code. A bundle carries them only where that was asked for, and nothing
-loads them from a bundle: a user who trusts its author installs or takes them out by command and by the bundle's digest.
+`torch.compiler.save_cache_artifacts()`) are code. A bundle carries them on request only, and nothing loads them from
+a bundle: a user who trusts its author installs or extracts them by command and by the bundle's digest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BundledFile(Record, label="file", unknown="refuse"):
     """One file of a bundle."""
 
     size: int
-    """In bytes."""
+    """Bytes."""
     sha256: str = field(metadata=json_option(read=read_text))
 
     @classmethod
@@ -59,7 +59,7 @@ class BundledFile(Record, label="file", unknown="refuse"):
 
 @dataclass(frozen=True)
 class Coverage(Record, label="coverage", unknown="refuse"):
-    """The part of a bundle that is of one kernel on one device class."""
+    """The part of a bundle on one kernel and one device class."""
 
     device: str
     """Name of the device, such as `NVIDIA H200`."""
@@ -67,7 +67,7 @@ class Coverage(Record, label="coverage", unknown="refuse"):
     """Name of the device class, as stores have it."""
     kernel: str
     toolchains: tuple[str, ...]
-    """Versions that its problems were met under, each as `name version, ...`."""
+    """Toolchains of its problems, each as `name version, ...`."""
     problems: int
     measurements: int
     decisions: int
@@ -95,14 +95,14 @@ def is_plain_path(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=True):
-    """The list of a bundle's files, and of the kernels and devices it is for."""
+    """The lists of a bundle's files, and of its kernels and devices."""
 
     release: str
     """Version of forecast-autotune that made it."""
     newest: str
     """Time of its newest row: bundles of equal rows are equal, byte by byte."""
     carries: tuple[str, ...]
-    """Those of `sources`, `compiled` and `graphs` that are there: code, which has to be asked for."""
+    """Kinds of code in the bundle, on request only: `sources`, `compiled`, `graphs`."""
     covers: tuple[Coverage, ...]
     files: Mapping[str, BundledFile] = field(
         metadata=json_option(
@@ -110,19 +110,19 @@ class Manifest(Record, tag="bundle", schema=SCHEMA, unknown="refuse", complete=T
         )
     )
     digest: str
-    """SHA-256 of all the rest: one name for the bundle and every byte in it."""
+    """SHA-256 of all other fields: one name for the bundle and every byte in it."""
 
     def sealed(self) -> Manifest:
-        """The same under the digest that belongs to it."""
+        """The manifest with its computed digest."""
         return replace(self, digest=self.computed_digest())
 
     def computed_digest(self) -> str:
-        """The digest that belongs to what it says."""
+        """The digest of all other fields."""
         data = {name: value for name, value in self.to_json().items() if name != "digest"}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The one way it is written."""
+        """The canonical bytes of the file."""
         return (json.dumps(self.to_json(), indent=1) + "\n").encode("ascii")
 
     @classmethod
@@ -187,7 +187,7 @@ def from_bytes(data: bytes, kernel: KernelName) -> KernelRows:
 
 
 def unfounded_decision(rows: KernelRows) -> str:
-    """The fault of the first decision that its rows do not bear out; empty where all is well."""
+    """The fault of the first decision without its measurement in `rows`; empty where there is none."""
     by_problem: dict[str, list[Measurement]] = {}
     for row in sorted(rows.measurements.values(), key=lambda row: row.order):
         by_problem.setdefault(row.problem, []).append(Measurement.from_json(row.data))
@@ -247,7 +247,7 @@ _PROBLEM_FIELDS = frozenset(
 COMPILED = "compiled"
 _FOLDER = f"{COMPILED}/triton/"
 _GROUP = "__grp__"
-"""How files of Triton's cache begin that list others, by their paths."""
+"""Start of the names of files in Triton's cache that list other files, by their paths."""
 MAX_COMPILED_BYTES = 512 * 1024 * 1024
 """The most bytes of one file."""
 
@@ -298,7 +298,7 @@ def install_compiled(files: Mapping[str, bytes], cache: Path) -> int:
 
 
 def _placed_group(data: bytes, folder: str = "") -> bytes:
-    """A list of files with their names in a folder, or alone; as it is where it is none."""
+    """A list of files with their paths in a folder, or their names alone; other data unchanged."""
     try:
         group = json.loads(data)
         names = {str(n): os.path.basename(path) for n, path in group["child_paths"].items()}  # noqa: PTH119
@@ -392,7 +392,7 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
 
 
 def _compilation_lines(every: Iterable[Compilation]) -> bytes:
-    """Without what is about the machine they were recorded on: callers' paths, and files that a library wrote there."""
+    """The lines of compilations, without paths on their machine: callers, and files that a library wrote there."""
     bare = (replace(c, caller="", file="", trouble=c.trouble or _OF_A_FILE * bool(c.file)) for c in every)
     return b"".join(sorted(encode(c.to_json()) for c in bare))
 
@@ -441,7 +441,7 @@ def _row_files(source: RowSource, options: BundleOptions) -> tuple[dict[str, byt
 
 
 def _founded(rows: KernelRows) -> KernelRows:
-    """Without the decisions that rest on times that are not there."""
+    """The rows without decisions whose measurement is missing."""
     result = KernelRows(dict(rows.problems), dict(rows.measurements))
     for row in rows.decisions.values():
         single = KernelRows(rows.problems, rows.measurements, {row.problem: row})
@@ -526,7 +526,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The bundle's path."""
         return str(self.path)
 
     def kernels(self) -> list[KernelName]:
@@ -565,7 +565,7 @@ def _verified(path: Path, name: str, entry: BundledFile, limit: int) -> bytes:
 
 
 def _check_claims(manifest: Manifest, rows: dict[KernelName, KernelRows]) -> None:
-    """Whether a manifest says of its files what they say themselves."""
+    """Raise `BundleError` where a manifest contradicts its files."""
     for kernel, kernel_rows in rows.items():
         if not kernel_rows.problems:
             raise BundleError(f"{rows_path(kernel)} describes no problem")

@@ -1,6 +1,6 @@
 """Captured calls on disk: `captures/<kernel>/<call>.json` below the root, tensors' bytes in `contents` beside them.
 
-What all of them take is bounded: beyond it the record of a tensor only says how its numbers were distributed.
+Their total size is bounded: beyond it the record of a tensor describes the distribution of its numbers only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One kernel on one device class: its logs, its decisions, what could not be written, and who died while launching.
+"""One kernel on one device class: its logs, its decisions, unwritten rows, and markers of running launches.
 
-Around a candidate's first launch a small file says what runs. If the process dies there (a kernel that takes it down,
-or hangs until somebody kills it), the file stays behind; the next process that tunes the problem turns it into a failed
-measurement and does not try that candidate again.
+A small file marks a candidate's first launch. If the process dies there (a kernel that crashes it, or hangs until
+somebody kills it), the file stays behind; the next process that tunes the problem turns it into a failed measurement
+and does not try that candidate again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _LOCK_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class StoredCounts:
-    """How much there is of a kernel, or of several: all that `clear` removes."""
+    """Counts of the contents of one or more kernels: all that `clear` removes."""
 
     measurements: int = 0
     decisions: int = 0
@@ -151,15 +151,15 @@ class KernelDirectory:
         self._unwritten: list[NewRow] = []
         """Entries that are not on disk: all in memory-only mode, else those that could not be written."""
         self._decisions: dict[str, Decision] = {}
-        """Likewise for decisions."""
+        """Decisions that are not on disk."""
         self._facts: dict[str, Mapping[str, Any]] = {}
-        """Likewise for facts."""
+        """Facts that are not on disk."""
         self._unsynced: set[Path] = set()
         self._patience_s = _LOCK_TIMEOUT_S
         self._mutexes: dict[str, threading.Lock] = {}
 
     def forget(self) -> None:
-        """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""
+        """Drop data that can be read again; a forked child calls this, as the fork may have interrupted a change."""
         self._logs = {}
         self._mutexes = {}
 
@@ -194,7 +194,7 @@ class KernelDirectory:
         return self._log(own_log(self.path).name)
 
     def _files(self, problem: Problem) -> bool:
-        """Whether a problem's records belong here. One that was damaged, or copied, would hide another's."""
+        """Whether a problem's records belong here. A damaged or copied one would hide another problem's."""
         return self.path is None or kernel_of(problem) == (self.path.parent.name, self.path.name)
 
     def measurements(self, problem_id: str) -> list[Measurement]:
@@ -231,7 +231,7 @@ class KernelDirectory:
     def add(self, entries: list[NewRow], *, unique: bool = False) -> int:
         """Append entries in one write; returns how many were added.
 
-        `unique` leaves out what is held already. Entries that cannot be written are kept in memory, reported, and
+        `unique` leaves out entries that the store has. Entries that cannot be written are kept in memory, reported, and
         written together with the next entry that can be.
         """
         if self.path is None:

@@ -90,7 +90,7 @@ def device_directory(slug: str) -> str:
 
 
 def kernel_of(problem: Problem) -> KernelName:
-    """Where a store files a problem."""
+    """The folders of a problem in a store."""
     return device_directory(problem.device.slug), kernel_directory(problem.kernel.name)
 
 
@@ -126,7 +126,7 @@ def acquire_lock(path: Path, timeout_s: float, poll_s: float) -> BaseFileLock | 
 
 
 def release_lock(lock: BaseFileLock | None) -> None:
-    """Give a lock back. A file system that vanished meanwhile has given it back already."""
+    """Release a lock, unless its file system is gone, and the lock with it."""
     if lock is not None:
         try:
             lock.release()
@@ -214,7 +214,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 _encode_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
-"""`json.dumps` makes an encoder for each call. What holds itself recurses too deep, which `encode` tells, too."""
+"""One encoder for all calls, unlike `json.dumps`. A value that holds itself recurses too deep: see `encode`."""
 
 
 def encode(data: Mapping[str, Any]) -> bytes:

@@ -1,10 +1,10 @@
-"""Advice that is installed: this package's own, and what a library ships on its kernels in its own wheel.
+"""Installed advice: this package's own, and that of libraries on their kernels, in their own wheels.
 
 One read-only layer below the user's store. A layer is a file of JSON Lines, an `Advice` record a line, with two fields
 more: `normal_sha256`, the digest of the kernel's normal form, and `place`, see `place_of`. A library names its file by
 an entry point of `GROUP`, whose name is the library's import package and whose value is the file's place below it
-with dots and without its suffix: nothing is imported, and the file counts for kernels of that package alone. Of a
-file, only the lines that hold what is looked for are parsed.
+with dots and without its suffix: nothing is imported, and the file counts for kernels of that package alone. Only
+the lines of a file that hold the requested digest or place are parsed.
 """
 
 from __future__ import annotations

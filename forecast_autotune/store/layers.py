@@ -121,11 +121,11 @@ _REMOTE = (REMOTE_VARIABLE, f"{REMOTE_VARIABLE}_WAIT")
 
 
 class StoreLayers:
-    """Bundles, opened when they are first asked. One that is refused is noted once, and left out whole.
+    """Bundles, opened at their first use. A refused one is noted once, and left out whole.
 
     Args:
-        folders: where they are; None for wherever this process looks for them.
-        notes: is told of those that are refused.
+        folders: the bundles' folders; None for all places where this process looks for them.
+        notes: gets a note for each refused bundle.
     """
 
     def __init__(
@@ -134,18 +134,18 @@ class StoreLayers:
         self._folders, self._notes = folders, notes
         self._bundles: list[Bundle] | None = [] if folders is not None and not folders else None
         self._tables: dict[KernelName, list[dict[str, Table]]] = {}
-        """Tables of each kernel that was asked for, by bundle."""
+        """Tables of each requested kernel, by bundle."""
         self.remote = remote
         self._fetched: set[str] = set()
         """Problems whose remote rows were copied."""
         self._offers: set[str] = set()
-        """Problems that the remote store was told of."""
+        """Problems whose records were offered to the remote store."""
         self._asking = threading.RLock()
-        """Held from asking the remote store until its rows are copied, so that each problem is asked for once."""
+        """Held from a request to the remote store until its rows are copied, so that there is one for each problem."""
 
     @classmethod
     def configured(cls, notes: StoreNotes) -> StoreLayers:
-        """The layers that this process is told of. Raises `SettingsError` for an address that is none."""
+        """The layers of this process's environment. Raises `SettingsError` for a malformed address."""
         variables = {name: value for name in _REMOTE if (value := os.environ.get(name)) is not None}
         if not variables.get(_REMOTE[0]):
             return cls(None, notes)
@@ -155,13 +155,13 @@ class StoreLayers:
         return cls(None, notes, RemoteClient(settings.remote, notes, settings.remote_wait_s))
 
     def connect(self) -> None:
-        """Start what a remote store needs, so that the first decision does not wait for that."""
+        """Start the worker of a remote store, so that the first decision does not wait for it."""
         if self.remote is not None:
             self.remote.start()
 
     @property
     def bundles(self) -> list[Bundle]:
-        """Those that were accepted, in the order in which they are asked."""
+        """The accepted bundles, in the order in which they are asked."""
         if self._bundles is None:
             from forecast_autotune.store.bundles import Bundle
 
@@ -192,9 +192,9 @@ class StoreLayers:
     def fetched_decision(
         self, problem: Problem, directory: KernelDirectory, mutex: AbstractContextManager[object]
     ) -> Decision | None:
-        """The decision that the remote store knows; its rows of the problem are copied to `directory`.
+        """The decision in the remote store; its rows of the problem are copied to `directory`.
 
-        `mutex` guards `directory`. It is not held while the answer is waited for, which takes as long as is set.
+        `mutex` guards `directory`. It is not held while waiting for the answer, up to `Settings.remote_wait_s`.
         """
         if self.remote is None:
             return None
@@ -225,7 +225,7 @@ class StoreLayers:
             directory.put_decision(problem, decision)
 
     def is_unanswered(self, problem: Problem) -> bool:
-        """Whether the remote store, if there is one, has not said what it holds of a problem."""
+        """Whether there is a remote store whose rows of a problem are not known yet."""
         return self.remote is not None and problem.id not in self._fetched
 
     def offer(self, problem: Problem, record: Measurement | Decision) -> None:

@@ -31,7 +31,7 @@ _MAX_LOGS = 100
 _MARKS = ("cleared", "compacted")
 _CHUNK = 4 * 1024 * 1024
 _MAX_SHOWN_LINES = 3
-"""Bad lines of a log whose reasons are told; the rest are counted, so garbage cannot flood a terminal."""
+"""Bad lines of a log with a reason in the note; the rest are counted, so that garbage cannot flood a terminal."""
 
 _HEAD = 64
 """Bytes at the start of a log that tell it from the one before `clear`, whose inode it may have."""
@@ -84,7 +84,7 @@ class LogFile:
         self.lock_path = self.lock_of(path)
         self._notes = notes
         self._files = files
-        """Whether a problem is filed in this log's directory; records of others have come here by mistake."""
+        """Whether a problem belongs into this log's directory; records of other problems are misplaced."""
         self._reset()
 
     @staticmethod
@@ -101,11 +101,11 @@ class LogFile:
         self._last = b""
         self._lines = 0
         self._bad_lines = 0
-        """Whole lines that are no records to this release."""
+        """Whole lines that this release cannot read."""
         self._torn = 0
         """Number of the unfinished last line that was already reported; 0: none."""
         self._unread_size = -1
-        """Size of the file when it was found to end in what is never read; -1: all was read."""
+        """Size of the file when its end was beyond the limits; -1: all was read."""
 
     @property
     def unread_lines(self) -> int:
@@ -134,7 +134,7 @@ class LogFile:
             self._notes.add_unread(self.path, f"cannot be read, its measurements are unknown here: {error}")
 
     def _resolve_tail(self, tail: bytes, locked: bool) -> None:
-        """Judge text after the last newline: a write still under way, or torn by a kill?"""
+        """Handle text after the last newline: a write still in progress, or one torn by a kill."""
         lock = None
         try:
             if not locked:
@@ -206,7 +206,7 @@ class LogFile:
         return tail
 
     def _is_full(self, tail: bytes) -> bool:
-        """Whether no more of the file is read than what is read already, and `tail`."""
+        """Whether the limits are reached by the part read so far, and `tail`."""
         return self._offset + len(tail) >= MAX_LOG_BYTES or self._lines >= MAX_LOG_LINES
 
     def _advance(self, count: int, last: bytes) -> None:

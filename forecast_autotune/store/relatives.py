@@ -99,7 +99,7 @@ def affordable_directories(root: Path, kernel: str, own: str) -> list[Path]:
 
 
 def _log_bytes(log: Path) -> int:
-    # What is no regular file is not read.
+    # Only regular files are read.
     return log.stat().st_size if log.is_file() else 0
 
 

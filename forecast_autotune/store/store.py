@@ -90,7 +90,7 @@ class Store:
 
     @property
     def place(self) -> str:
-        """Where it is, as people read it."""
+        """The store's folder, or `memory`, for people."""
         return "memory" if self.root is None else str(self.root)
 
     @property
@@ -99,7 +99,7 @@ class Store:
         return list(self._notes.texts)
 
     def is_doubtful(self, problem: Problem) -> bool:
-        """Whether something is there that may hold rows of a problem, and could not be read when it was asked."""
+        """Whether a file or folder that may hold rows of a problem could not be read."""
         with self._mutex:
             place, unread = self._directory(problem).path, self._notes.unread
         near = () if place is None else (place, *place.parents)
@@ -118,8 +118,8 @@ class Store:
 
         First up to `limit` of this device class, most similar first: same source hash before others, then
         the distance of `feature_distance`. Then, unless `limit` is 0, the most similar one of the same
-        source of each other device class, as far as their logs are quick to read (`elsewhere`). Kept facts come
-        with those of this device class.
+        source of each other device class, as far as their logs are quick to read (`store.relatives`). Relatives of
+        this device class have their stored facts.
         """
         from forecast_autotune.surrogates.protocol import Relative
 
@@ -171,17 +171,17 @@ class Store:
             self._directory(problem).put_decision(problem, decision)
             self.layers.offer(problem, decision)
             if decision.verdicts:
-                # Rare (an audit, a second tuning), so that what is known is simply read again.
+                # Rare (an audit, a second tuning): the next call reads all verdicts again.
                 self._verdicts.pop(device_directory(problem.device.slug), None)
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
-        """The facts kept of a problem for refits (`features.traced_texts`), if any. A damaged file counts as none."""
+        """The stored facts of a problem for refits (`features.traced_texts`), if any. A damaged file counts as none."""
         with self._mutex:
             return self._directory(problem).facts(problem.id)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:
-        """Keep what refits and relatives' decisions read of a problem, in place of what was kept: one small
-        file. Raises `RecordError` for values that JSON cannot hold."""
+        """Store facts of a problem for refits and relatives' decisions, in place of earlier ones: one small file.
+        Raises `RecordError` for values that JSON cannot hold."""
         with self._mutex:
             self._directory(problem).put_facts(problem.id, facts)
 
@@ -206,16 +206,15 @@ class Store:
     def tuning_lock(self, problem: Problem, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
         """The right to tune one problem, among all threads and processes; best effort between hosts.
 
-        The context yields True while it is held, and False, without raising, when it could not be had
-        within `timeout_s` seconds or at all. It dies with its holder. In memory-only mode it holds
-        between threads.
+        The context yields True if the lock is held, and False, without raising, if it could not be acquired within
+        `timeout_s` seconds or at all. The lock dies with its holder. In memory-only mode it works between threads.
         """
         with self._mutex:
             directory = self._directory(problem)
         return directory.tuning_lock(problem.id, timeout_s)
 
     def watch(self, problem: Problem, candidate: Candidate) -> contextlib.AbstractContextManager[None]:
-        """Remember whom a process was launching, should it die inside the `with` block."""
+        """Mark the candidate that a process launches, in case the process dies inside the `with` block."""
         return launch_marker(self._directory(problem).path, problem, candidate)
 
     def recover(self, problem: Problem) -> list[Measurement]:
@@ -226,7 +225,7 @@ class Store:
         return result
 
     def add_miss(self, miss: Miss) -> None:
-        """Record a problem that was met where nothing could be measured, for `warm`."""
+        """Record a problem of a launch where nothing could be measured, for `warm`."""
         self.misses.add(miss)
 
     # --- other sources of kernels ---
@@ -237,7 +236,7 @@ class Store:
             return self._variants.of(base_sha256)
 
     def put_variant(self, variant: Variant, checks: Iterable[Check] = ()) -> None:
-        """Keep a variant, and add `checks` to those that it has or that are held of this very source.
+        """Store a variant, and add `checks` to its own and to the stored ones of the same source.
 
         When the disk refuses, it is kept in memory and the store warns once. Raises `RecordError` for
         values that JSON cannot hold.
@@ -264,7 +263,7 @@ class Store:
             return self._advice_files().of(source_sha256)
 
     def put_advice(self, advice: Advice) -> None:
-        """Keep advice in place of what there was on its source. In memory only when the disk refuses."""
+        """Store advice in place of earlier advice on its source. In memory only when the disk refuses."""
         with self._mutex:
             self._advice_files().put(advice)
 

@@ -48,7 +48,7 @@ class OpenTelemetryExporter:
         self._tracer = trace.get_tracer(_NAME, __version__)
         meter = metrics.get_meter(_NAME, __version__)
         self._counters: dict[str, Any] = {
-            # What was saved may be less than nothing.
+            # Saved seconds may be negative.
             name: (meter.create_up_down_counter if name == "seconds_saved" else meter.create_counter)(
                 f"{_NAME}.{name}", unit="s" if name == "seconds_saved" else "1", description=what
             )
@@ -207,13 +207,13 @@ def count(counter: str, amount: float, **attributes: object) -> None:
 
 def shown_attributes(attributes: Mapping[str, object]) -> Attributes:
     """Attributes as the exporter gets them: numbers and truth values as they are, all else as bounded text."""
-    shown: dict[str, AttributeValue] = {}
+    results: dict[str, AttributeValue] = {}
     for name, value in attributes.items():
         if isinstance(value, bool | int | float):
-            shown[name] = value
+            results[name] = value
         elif value is not None:
-            shown[name] = printable(value, LONGEST_NAME)
-    return shown
+            results[name] = printable(value, LONGEST_NAME)
+    return results
 
 
 class DecisionSpan:
@@ -231,8 +231,8 @@ class DecisionSpan:
 
         Savings are those of the summary line, which only decisions that were made now have.
         """
-        shown = {name: getattr(decision, name) for name in _SHOWN}
-        self._span.set(**shown, outcome="decided", why="; ".join(decision.rounds[-1:]) or decision.reason)
+        fields = {name: getattr(decision, name) for name in _SHOWN}
+        self._span.set(**fields, outcome="decided", why="; ".join(decision.rounds[-1:]) or decision.reason)
         fresh = decision.evidence is Evidence.FORECAST or decision.measured > 0
         if self._met_now:
             count("misses" if fresh else "hits", 1, **self._labels)

@@ -72,8 +72,8 @@ def decode_constant(value: Any, *, functions: bool = False) -> Any:
 def exact_constant(value: object) -> Mapping[str, Any]:
     """`Argument.extra` of a constant that a scalar does not tell in full; nothing for one that cannot be told."""
     with contextlib.suppress(RecordError):
-        if isinstance(encoded := encode_constant(value), dict):
-            return encoded
+        if isinstance(code := encode_constant(value), dict):
+            return code
     return {}
 
 
@@ -84,39 +84,39 @@ def decode_constants(scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _decoded(text: str, functions: bool) -> Any:
-    kind, *given = json.loads(text)
+    kind, *parts = json.loads(text)
     if kind == "float":
-        return float(given[0])
+        return float(parts[0])
     if kind == "enum":
-        base, name, members, chosen = given
-        return _enum(base, name, json.dumps(members))[chosen]
+        base, name, members, member = parts
+        return _enum(base, name, json.dumps(members))[member]
     if kind == "tuple":
-        name, fields, items = given
+        name, fields, items = parts
         values = (decode_constant(item, functions=functions) for item in items)
         return tuple(values) if fields is None else namedtuple(name, fields)(*values)
     if kind == "dtype":
-        framework, name = given
+        framework, name = parts
         if framework == "torch":
             return getattr(importlib.import_module("torch"), name)
         return importlib.import_module("triton.language").dtype(name)
     if not functions:
         raise RecordError(
-            f"{given[0]} is a function, which a record of a call cannot give: define inputs(random)"
+            f"{parts[0]} is a function, which a record of a call cannot give: define inputs(random)"
         )
-    name, source = given
+    name, source = parts
     title = f"constant_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
     path = Path(tempfile.mkdtemp(), f"{title}.py")  # Triton reads a function's source from its file
     path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(title, path)
     assert spec is not None
     assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return getattr(loaded, name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 @lru_cache(maxsize=64)
 def _enum(base: str, name: str, members: str) -> Any:
     """The class, once: members of two classes are never equal."""
-    kinds: dict[str, Any] = {one.__name__: one for one in _ENUMS}
+    kinds: dict[str, Any] = {v.__name__: v for v in _ENUMS}
     return kinds[base](name, [(n, decode_constant(v)) for n, v in json.loads(members)])

@@ -68,12 +68,12 @@ class Contract:
         the call.
         """
         self.require_same_parameters(base.parameters)
-        tuned = set.intersection(*({n for n, _ in c.kwargs} for c in configs)) if configs else set()
-        called = {a.name for call in calls for a in call if a.kind == "constexpr"}
-        given = {*LAUNCH_OPTIONS, *self.optional, *called, *(name for name in base.meta if name not in tuned)}
+        names_tuned = set.intersection(*({n for n, _ in c.kwargs} for c in configs)) if configs else set()
+        constants = {a.name for call in calls for a in call if a.kind == "constexpr"}
+        known = {*LAUNCH_OPTIONS, *self.optional, *constants, *(n for n in base.meta if n not in names_tuned)}
         own = [{n for n, _ in c.kwargs} for c in self.configs]
-        for line, names in zip(self.lines, own or [tuned], strict=True):
-            if missing := [name for name in self.meta if name not in given and name not in names]:
+        for line, names in zip(self.lines, own or [names_tuned], strict=True):
+            if missing := [name for name in self.meta if name not in known and name not in names]:
                 raise RecordError(
                     f"line {line} of the variant: {', '.join(missing)} of {self.kernel} has no value, neither of the "
                     f"call nor of {'this config' if own else 'the configs of the base'}: give it one in "
@@ -100,14 +100,14 @@ def read_contract(source: str, kernel: str) -> Contract:
         raise RecordError(f"the variant's source is not Python: {error}") from error
     functions: dict[str, ast.FunctionDef] = {}
     values: dict[str, Any] = {}
-    listed: tuple[tuple[int, Mapping[str, Scalar]], ...] = ()
+    config_rows: tuple[tuple[int, Mapping[str, Scalar]], ...] = ()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             _check_function(node)
             functions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             if "CONFIGS" in (ast.unparse(t) for t in _targets(node)) and node.value is not None:
-                listed = read_configs(node.value, values)
+                config_rows = read_configs(node.value, values)
             else:
                 values |= _assigned(node, values)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -127,7 +127,7 @@ def read_contract(source: str, kernel: str) -> Contract:
         _check_workspace(functions[kernel])
     entry = functions[kernel]
     parameters, meta = _parameters(entry, filled_in)
-    configs = _configs(listed, meta)
+    configs = _configs(config_rows, meta)
     contract = Contract(
         kernel,
         parameters,
@@ -146,23 +146,24 @@ def read_contract(source: str, kernel: str) -> Contract:
 def filled_in_parameters(functions: Mapping[str, ast.FunctionDef]) -> frozenset[str]:
     """Parameters that a launch fills in, in a module with these functions."""
     workspace = functions.get("workspace")
-    sized = workspace is not None and not workspace.decorator_list  # a kernel's helper may be named so, too
-    return frozenset((*BASE_GRID, *(MEMORY if sized else ())))
+    # A kernel's helper may have this name, too.
+    has_workspace = workspace is not None and not workspace.decorator_list
+    return frozenset((*BASE_GRID, *(MEMORY if has_workspace else ())))
 
 
 def _parameters(node: ast.FunctionDef, filled_in: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(runtime parameters, constexpr parameters), each in order, without those that a launch fills in."""
-    listed = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    names = [a for a in listed if a.arg not in filled_in]
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    names = [a for a in arguments if a.arg not in filled_in]
     runtime = tuple(a.arg for a in names if not _is_constexpr(a))
     return runtime, tuple(a.arg for a in names if _is_constexpr(a))
 
 
 def _optional(node: ast.FunctionDef) -> frozenset[str]:
     """Parameters with a default, and those that a heuristic above the function computes."""
-    positional, named = [*node.args.posonlyargs, *node.args.args], node.args
-    results = [a.arg for a in positional[len(positional) - len(named.defaults) :]]
-    results += [a.arg for a, d in zip(named.kwonlyargs, named.kw_defaults, strict=True) if d is not None]
+    positional, every = [*node.args.posonlyargs, *node.args.args], node.args
+    results = [a.arg for a in positional[len(positional) - len(every.defaults) :]]
+    results += [a.arg for a, d in zip(every.kwonlyargs, every.kw_defaults, strict=True) if d is not None]
     for rules in (d for n in node.decorator_list for d in ast.walk(n) if isinstance(d, ast.Dict)):
         results += [str(key.value) for key in rules.keys if isinstance(key, ast.Constant)]
     return frozenset(results)
@@ -202,10 +203,10 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
                 rule += ": its kernel makes descriptors, by tl.make_tensor_descriptor"
             raise _violation(node, rule)
         if name == "triton" and isinstance(node, ast.ImportFrom):
-            allowed = {"language", "jit", "cdiv", "next_power_of_2", "constexpr_function"}
-            if others := sorted({a.name for a in node.names} - allowed):
+            permitted = {"language", "jit", "cdiv", "next_power_of_2", "constexpr_function"}
+            if strangers := sorted({a.name for a in node.names} - permitted):
                 raise _violation(
-                    node, f"a variant imports {', '.join(sorted(allowed))} of triton, not {others}"
+                    node, f"a variant imports {', '.join(sorted(permitted))} of triton, not {strangers}"
                 )
 
 
@@ -234,15 +235,15 @@ def _check_function(node: ast.FunctionDef) -> None:
 
 
 def _check_decorator(node: ast.expr, function: str) -> None:
-    name, given = _called(node), []
+    name, arguments = _called(node), []
     if isinstance(node, ast.Call):
-        name, given = _called(node.func), [*node.args, *(k.value for k in node.keywords)]
-    if name == "heuristics" and len(given) == 1 and isinstance(given[0], ast.Dict):
-        for rule in given[0].values:
+        name, arguments = _called(node.func), [*node.args, *(k.value for k in node.keywords)]
+    if name == "heuristics" and len(arguments) == 1 and isinstance(arguments[0], ast.Dict):
+        for rule in arguments[0].values:
             if not isinstance(rule, ast.Lambda):
                 raise _violation(rule, "a heuristic must be a lambda that calculates")
             _check_calculation(rule.body, "a heuristic")
-    elif name not in _JIT_DECORATORS or not all(map(_is_constant, given)):
+    elif name not in _JIT_DECORATORS or not all(map(_is_constant, arguments)):
         raise _violation(
             node,
             f"{function} may be decorated with @triton.jit (and @triton.heuristics of lambdas) alone, not "
@@ -304,8 +305,8 @@ def _is_constant(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         return not node.attr.startswith("__") and _is_constant(node.value)
     if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return called == "constexpr" and all(map(_is_constant, node.args)) and not node.keywords
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return function == "constexpr" and all(map(_is_constant, node.args)) and not node.keywords
     if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp):
         return all(map(_is_constant, _child_expressions(node)))
     # `constexpr[int]` and the like, in annotations.
@@ -317,29 +318,29 @@ def _child_expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def read_configs(node: ast.expr, names: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Scalar]], ...]:
-    """What a source assigns to `CONFIGS`: of each config the line, and parameters and launch options by name.
+    """The configs that a source assigns to `CONFIGS`, each as its line, and parameters and launch options by name.
 
     A config is flat, `{"BLOCK": 64, "num_warps": 4}`, or has its parameters under `kwargs`. `names` are known values
     of the module. Raises `RecordError` for anything else.
     """
     form = 'CONFIGS must be a list like [{"BLOCK": 1024, "num_warps": 4}], written out or calculated from literals'
     try:
-        listed = evaluate_literal(node, names)
+        entries = evaluate_literal(node, names)
     except ValueError as error:
         raise RecordError(f"line {node.lineno}: {form} ({error})") from error
-    if not isinstance(listed, list | tuple) or not listed:
-        raise RecordError(f"line {node.lineno}: {form}, not {listed!r:.60}")
+    if not isinstance(entries, list | tuple) or not entries:
+        raise RecordError(f"line {node.lineno}: {form}, not {entries!r:.60}")
     elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
     results = []
-    for number, given in enumerate(listed):
-        line = elements[number].lineno if len(elements) == len(listed) else node.lineno
-        nested = given.get("kwargs", {}) if isinstance(given, dict) else None
-        if not isinstance(nested, dict):
-            raise RecordError(f"line {line}: {form}; one of it is {given!r:.60}")
-        flat = {name: value for name, value in given.items() if name != "kwargs"}
-        if twice := sorted(map(str, flat.keys() & nested.keys())):
+    for number, entry in enumerate(entries):
+        line = elements[number].lineno if len(elements) == len(entries) else node.lineno
+        kwargs = entry.get("kwargs", {}) if isinstance(entry, dict) else None
+        if not isinstance(kwargs, dict):
+            raise RecordError(f"line {line}: {form}; one of it is {entry!r:.60}")
+        flat = {name: value for name, value in entry.items() if name != "kwargs"}
+        if twice := sorted(map(str, flat.keys() & kwargs.keys())):
             raise RecordError(f"line {line}: a config gives {twice[0]} twice: leave one of them out")
-        for name, value in (flat := {**nested, **flat}).items():
+        for name, value in (flat := {**kwargs, **flat}).items():
             if not isinstance(name, str) or not (
                 value is None or isinstance(value, bool | int | float | str)
             ):
@@ -350,10 +351,10 @@ def read_configs(node: ast.expr, names: Mapping[str, Any]) -> tuple[tuple[int, M
     return tuple(results)
 
 
-def _configs(listed: Sequence[tuple[int, Mapping[str, Scalar]]], meta: Sequence[str]) -> dict[Config, int]:
+def _configs(rows: Sequence[tuple[int, Mapping[str, Scalar]]], meta: Sequence[str]) -> dict[Config, int]:
     """Configs of a kernel with these constexpr parameters, each once with its line. Raises `RecordError`."""
     results: dict[Config, int] = {}
-    for line, flat in listed:
+    for line, flat in rows:
         options = {name: value for name, value in flat.items() if name in LAUNCH_OPTIONS}
         kwargs = {name: value for name, value in flat.items() if name not in options}
         if strange := sorted(kwargs.keys() - set(meta)):
@@ -369,14 +370,14 @@ def _configs(listed: Sequence[tuple[int, Mapping[str, Scalar]]], meta: Sequence[
     return results
 
 
-def _parse_reset_to_zero(listed: Any, parameters: Sequence[str]) -> tuple[str, ...]:
-    if listed is None:
+def _parse_reset_to_zero(names: Any, parameters: Sequence[str]) -> tuple[str, ...]:
+    if names is None:
         return ()
-    if not isinstance(listed, list | tuple) or not all(name in parameters for name in listed):
+    if not isinstance(names, list | tuple) or not all(name in parameters for name in names):
         raise RecordError(
-            f"RESET_TO_ZERO must list runtime parameters ({', '.join(parameters)}), not {listed!r:.80}"
+            f"RESET_TO_ZERO must list runtime parameters ({', '.join(parameters)}), not {names!r:.80}"
         )
-    return tuple(dict.fromkeys(listed))
+    return tuple(dict.fromkeys(names))
 
 
 def _violation(node: ast.AST, rule: str) -> RecordError:
@@ -471,12 +472,12 @@ def _calculated(node: ast.expr, names: dict[str, Any]) -> Any:
 
 def _calculated_call(node: ast.Call, names: dict[str, Any]) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
-    given = [_value(a, names) for a in node.args]
+    arguments = [_value(a, names) for a in node.args]
     if name == "range" and not node.keywords:
-        return list(itertools.islice(range(*given), _MAX_LENGTH))
+        return list(itertools.islice(range(*arguments), _MAX_LENGTH))
     if name not in _CALLS or node.keywords:
         raise ValueError(f"it calls {ast.unparse(node.func)}")
-    return _CALLS[name](*given)
+    return _CALLS[name](*arguments)
 
 
 def _comprehension_scopes(
@@ -507,7 +508,7 @@ def _bind_target(target: ast.expr, item: Any) -> dict[str, Any]:
         return {target.id: item}
     if isinstance(target, ast.Tuple | ast.List):
         pairs = zip(target.elts, item, strict=True)
-        return {name: value for part, one in pairs for name, value in _bind_target(part, one).items()}
+        return {name: value for part, v in pairs for name, value in _bind_target(part, v).items()}
     raise ValueError(f"{ast.unparse(target)} is no plain name")
 
 

@@ -61,8 +61,9 @@ class KernelEntry:
             raise RecordError(f"the module defines no {kernel!r}")
         runtime, meta = signature(result)
         workspace = module.get("workspace")
-        sized = workspace if inspect.isfunction(workspace) else None  # a kernel's helper may be named so, too
-        memory = tuple(name for name in runtime if sized is not None and name in MEMORY)
+        # A kernel's helper may have this name, too.
+        size_function = workspace if inspect.isfunction(workspace) else None
+        memory = tuple(name for name in runtime if size_function is not None and name in MEMORY)
         return cls(
             result,
             tuple(name for name in runtime if name not in BASE_GRID and name not in memory),
@@ -71,7 +72,7 @@ class KernelEntry:
             module.get("grid"),
             tuple(module.get("RESET_TO_ZERO", ())),
             memory,
-            sized,
+            size_function,
         )
 
     def launch_grid(
@@ -83,9 +84,9 @@ class KernelEntry:
         """
         if self.grid is None:
             return grid_extent(grid, named, meta)
-        given = {**options, **meta}, dict(named)  # the variant's function may change them
+        positional = {**options, **meta}, dict(named)  # the variant's function may change them
         own = (known(grid, named, meta),) if self._asks_for_base else ()
-        return tuple(map(int, self.grid(*given, *own)))
+        return tuple(map(int, self.grid(*positional, *own)))
 
     @cached_property
     def is_direct(self) -> bool:
@@ -125,12 +126,12 @@ class KernelEntry:
         return {name: torch.empty(0, dtype=kinds[name], device="meta") for name in self.memory}
 
     def _without_memory(
-        self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
+        self, grid: CallGrid, args: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         takes = self._takes
-        results = {name: value for name, value in {**named, **meta}.items() if name in takes}
+        results = {name: value for name, value in {**args, **meta}.items() if name in takes}
         if self.base:
-            own = known(grid, named, meta)
+            own = known(grid, args, meta)
             if own is None:
                 raise RecordError(
                     f"the variant's {', '.join(self.base)} need the call's own grid, which cannot be "
@@ -140,12 +141,12 @@ class KernelEntry:
             results |= {name: whole[BASE_GRID[name]] for name in self.base}
         return {**results, **options}
 
-    def _allocated(self, named: Mapping[str, Any], elements: Sequence[int]) -> dict[str, Any]:
+    def _allocated(self, args: Mapping[str, Any], elements: Sequence[int]) -> dict[str, Any]:
         """Memory of one launch, where the call's tensors lie, by parameter.
 
         Raises `RecordError` for a call without tensors, and for what `workspace` may not return.
         """
-        beside = next((value for value in named.values() if hasattr(value, "new_zeros")), None)
+        beside = next((value for value in args.values() if hasattr(value, "new_zeros")), None)
         if beside is None:
             raise RecordError("a variant that asks for a workspace needs a tensor among the call's arguments")
         counts = [int(n) for n in elements]
@@ -170,15 +171,15 @@ class KernelEntry:
     ) -> Any:
         """Zero what has to be zero and launch once; returns what Triton returns."""
         grid = self._asked_once(grid, named, meta)
-        given = self._without_memory(grid, named, meta, options)
-        zeroed = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
+        keywords = self._without_memory(grid, named, meta, options)
+        zeros = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
         where, memory = self.place(grid, named, meta, options)
-        given |= memory
-        for tensor in zeroed:
+        keywords |= memory
+        for tensor in zeros:
             tensor.zero_()
         # Triton takes positions in a fraction of the time that it needs for names.
-        first = list(map(given.pop, takewhile(given.__contains__, self._leading)))
-        return self.kernel.run(*first, grid=where, warmup=False, **given)
+        first = list(map(keywords.pop, takewhile(keywords.__contains__, self._leading)))
+        return self.kernel.run(*first, grid=where, warmup=False, **keywords)
 
     def place(
         self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
@@ -191,9 +192,9 @@ class KernelEntry:
         elements = self.workspace({**options, **meta}, dict(named), known(grid, named, meta) or (), where)
         return where, self._allocated(named, elements)
 
-    def _asked_once(self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> CallGrid:
+    def _asked_once(self, grid: CallGrid, args: Mapping[str, Any], meta: Mapping[str, Any]) -> CallGrid:
         """A call's grid: of a function the numbers, where they are needed more than once and can be told."""
-        return ((self.base or self._asks_for_base or self.memory) and known(grid, named, meta)) or grid
+        return ((self.base or self._asks_for_base or self.memory) and known(grid, args, meta)) or grid
 
     def warmup(
         self,
@@ -245,8 +246,8 @@ def signature(kernel: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     runtime: list[str] = []
     meta: list[str] = []
     for name, parameter in inspect.signature(python).parameters.items():
-        noted = parameter.annotation
-        text = noted if isinstance(noted, str) else getattr(noted, "__name__", str(noted))
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
         (meta if "constexpr" in text else runtime).append(name)
     return tuple(runtime), tuple(meta)
 

@@ -106,11 +106,11 @@ class Variant(Record, tag="variant", schema=SCHEMA):
             tree = python_parser.parse_module(source)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise RecordError(f"the variant's source is not Python: {error}") from error
-        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        if kernel not in defined:
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        if kernel not in functions:
             raise RecordError(
                 f"the variant must define {kernel!r} at its top level, as the base does; it defines "
-                f"{', '.join(defined) or 'nothing'}"
+                f"{', '.join(functions) or 'nothing'}"
             )
         words = "-".join((title or str(provenance.origin)).lower().split())
         name = f"{words}-{digest(ast.dump(tree))[:8]}"

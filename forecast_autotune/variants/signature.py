@@ -66,36 +66,36 @@ def written(signature: str) -> frozenset[str] | None:
 
 
 def free_scalars(signatures: Iterable[str]) -> tuple[frozenset[str], frozenset[int]]:
-    """The numbers whose value by itself none of these signatures asks for, and all values that some ask of integers.
+    """The numbers whose value is free in all of these signatures, and all values that any requires of an integer.
 
-    A float among them may have any value. Of an integer, its class counts (`integer_class`), and whether it is one of
-    these values, or a size, stride or number of elements of a tensor.
+    A free float may have any value. A free integer still counts by its class (`integer_class`), and by whether it is
+    one of these values, or a size, stride or number of elements of a tensor.
     """
     free: list[set[str]] = []
-    asked: set[int] = set()
+    values: set[int] = set()
     for signature in signatures:
         try:
             condition = json.loads(signature)
-            listed = [a[:3] for a in condition["arguments"]]
-            floats = {name for name, kind, dtype in listed if kind == "scalar" and dtype == "fp32"}
-            integers = {name for name, kind, dtype in listed if kind == "scalar" and dtype in ("i32", "i64")}
+            heads = [a[:3] for a in condition["arguments"]]
+            floats = {name for name, kind, dtype in heads if kind == "scalar" and dtype == "fp32"}
+            integers = {name for name, kind, dtype in heads if kind == "scalar" and dtype in ("i32", "i64")}
             if "exact" in condition:
-                pairs = zip(listed, condition["exact"], strict=True)
-                asked |= {value for (name, *_), value in pairs if name in integers}
+                pairs = zip(heads, condition["exact"], strict=True)
+                values |= {value for (name, *_), value in pairs if name in integers}
                 free.append(integers)
                 continue
             groups = [(integers.intersection(s["places"]), s["class"]) for s in condition["sizes"]]
-            asked |= {word for _, word in groups if isinstance(word, int)}
+            values |= {word for _, word in groups if isinstance(word, int)}
             runs = [run for _, run in [*condition["products"].values(), *condition["powers"].values()]]
             tied = {*condition["fixed"], *condition["powers"], *condition["products"], *chain(*runs)}
             free.append((floats | integers) - tied.union(*(names for names, _ in groups if len(names) > 1)))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return frozenset(), frozenset()
-    return frozenset(set.intersection(*free) if free else ()), frozenset(asked)
+    return frozenset(set.intersection(*free) if free else ()), frozenset(values)
 
 
 def integer_class(value: int) -> tuple[int, bool, bool, int]:
-    """All of an integer that size classes and compilers tell apart: 1, smaller or larger; multiples; its width."""
+    """The properties of an integer in size classes and compilers: 1, smaller or larger; multiples; its width."""
     bits = max(value, ~value).bit_length()
     return (value > 0) + (value > 1), value % 128 == 0, value % 16 == 0, (bits > 31) + (bits > 63)
 
@@ -164,14 +164,14 @@ def call_form(arguments: Sequence[Argument]) -> list[list[Any]]:
 
     Where in a line of the cache a tensor begins is a matter of time alone.
     """
-    shown: list[list[Any]] = []
+    results: list[list[Any]] = []
     for a in _listed(arguments):
         rank = len(a.shape) if a.kind == "tensor" else None
-        aligned = a.aligned if a.kind == "tensor" else None
+        alignment = a.aligned if a.kind == "tensor" else None
         constant = a.kind == "constexpr" or isinstance(a.value, bool | str)
         extra = sorted(a.extra.keys() - {ADDRESSES, ADDRESS}) if a.kind == "tensor" else []
-        shown.append([a.name, a.kind, a.dtype, rank, aligned, a.value if constant else None, extra])
-    return shown
+        results.append([a.name, a.kind, a.dtype, rank, alignment, a.value if constant else None, extra])
+    return results
 
 
 def _exact(arguments: Sequence[Argument]) -> list[Any]:
@@ -245,7 +245,7 @@ def size_power(arguments: Mapping[str, int], run: Sequence[str], exponent: float
 
 def _condition_holds(condition: Mapping[str, Any], arguments: Sequence[Argument]) -> bool:
     sizes = places(arguments)
-    named = {a.name: a for a in arguments}
+    by_name = {a.name: a for a in arguments}
     for group in condition["sizes"]:
         values = {sizes[p] for p in group["places"]}
         if len(values) != 1 or not in_size_class(values.pop(), group["class"]):
@@ -253,18 +253,18 @@ def _condition_holds(condition: Mapping[str, Any], arguments: Sequence[Argument]
     for place, (factor, run) in condition["products"].items():
         if sizes[place] != factor * math.prod(sizes[q] for q in run):
             return False
-    if any(sizes[p] != named[of].stride[i] for p, (of, i) in condition["of_strides"].items()):
+    if any(sizes[p] != by_name[of].stride[i] for p, (of, i) in condition["of_strides"].items()):
         return False
-    if any(named[n].value != value for n, value in condition["fixed"].items()):
+    if any(by_name[n].value != value for n, value in condition["fixed"].items()):
         return False
     for name, (run, exponent) in condition["powers"].items():
-        value = named[name].value
+        value = by_name[name].value
         if not isinstance(value, float) or not math.isclose(
             value, size_power(sizes, run, exponent), rel_tol=1e-6
         ):
             return False
     for name, how in condition["strides"].items():
-        result = stride_structure(named[name])
+        result = stride_structure(by_name[name])
         if result is None or [list(pair) for pair in result] != how:
             return False
     return all(memory_span(a) < _INT32_LIMIT for a in arguments if a.kind == "tensor")

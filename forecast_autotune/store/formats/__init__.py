@@ -41,7 +41,7 @@ TABLE = Format(
     lambda path, head: path.name.endswith(SUFFIXES), _read_table,
     "every release's", ("median, p20, p80", "seven kinds", "yes", "yes", "yes"), "nothing",
 )  # fmt: skip
-"""Whatever no other format knows is tried as one of ours, too: its errors name the lines."""
+"""The format of files that no other one recognises, too: its errors name the lines."""
 
 FORMATS: tuple[Format, ...] = (
     kernel_tuner.FORMAT,
