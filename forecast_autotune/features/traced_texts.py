@@ -199,11 +199,6 @@ def fact_count(problem: Problem) -> int:
     return len(units) if isinstance(units, list) else 0
 
 
-def has_facts(problem: Problem) -> bool:
-    """Whether a formula can be computed for this record: TTIR, or facts that this release understands."""
-    return bool(problem.ttir) or bool(facts_by_unit(problem))
-
-
 def _encode_unit(assignment: str, grid: Grid, facts: TtirFacts) -> list[Any]:
     return [assignment, None if grid is None else list(grid), facts_to_json(facts)]
 

@@ -993,7 +993,7 @@ def _circumstances(problem: Problem) -> tuple[object, ...]:
 
 
 def expect_failing_sources(forecasts: Forecasts, measured: Sequence[Measurement]) -> Forecasts:
-    """Raise P(failure) of a variant's untried configs to the share of its measurements that failed.
+    """The forecasts, with P(failure) of a variant's untried configs no lower than its share of failures so far.
 
     The kernel's own configs stay as they are: where all of them fail, there is nothing else to try.
     """

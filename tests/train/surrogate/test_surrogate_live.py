@@ -102,8 +102,8 @@ def test_facts_of_another_version_and_damaged_ones_count_as_none(store: Path, sp
     spoilt = replace(
         table.problem, extra={traced_texts.FACTS: spoil(table.problem.extra[traced_texts.FACTS])}
     )
-    assert traced_texts.has_facts(table.problem)
-    assert not traced_texts.has_facts(spoilt)
+    assert traced_texts.facts_by_unit(table.problem)
+    assert not traced_texts.facts_by_unit(spoilt)
     assert not formula_prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
 
 
