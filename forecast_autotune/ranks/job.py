@@ -91,7 +91,7 @@ class Job:
             )
 
     def complain(self, error: Exception) -> None:
-        """Warn, once for all, of what another rank has written."""
+        """Warn, once, about a malformed record of another rank."""
         if not self._has_complained:
             self._has_complained = True
             text = f"rank {self.rank} ignores another rank's decision: {type(error).__name__}: {error}"
@@ -99,7 +99,7 @@ class Job:
 
 
 class StoreConnection:
-    """A job's store, which also tells others that this process lives. One thread alone opens, uses and beats on it.
+    """A job's store, with beats that show that this process lives. One thread alone opens, uses and beats on it.
 
     Clients of such stores wait as long as their server is silent, and some take one call at a time. Here a call
     that is not answered within `timeout_s` seconds ends the connection: it and all later ones raise
@@ -133,7 +133,7 @@ class StoreConnection:
 
     @contextmanager
     def beating(self, key: str) -> Iterator[None]:
-        """While entered, what `key` holds changes every `beat_s` seconds if this process lives."""
+        """While entered, the value of `key` changes every `beat_s` seconds if this process lives."""
         with self._mutex:
             self._beating[key] = self._beating.get(key, 0) + 1
         with suppress(JobStoreLostError):

@@ -32,7 +32,7 @@ _FORMAT = 2
 _FREE = "free"
 """In place of a holder's name: it gave the claim back."""
 _LONGEST_ROW = 32768
-"""Characters; of a longer measurement only what is ranked is shared. One has about a thousand."""
+"""Characters up to which a measurement is shared whole, else without extra fields. One has about a thousand."""
 _LONGEST_RESULT = 1 << 24
 """Characters; longer ones are not read."""
 
@@ -95,7 +95,7 @@ def _decide(
 
 
 class _WatchedStore(GuardedStore):
-    """A rank's own store; tells the others, who wait, that measurements are being made."""
+    """A rank's own store, which reports progress to the waiting ranks with each measurement."""
 
     def __init__(self, store: TuningStore, claim: Claim) -> None:
         super().__init__(store)
@@ -116,7 +116,7 @@ class _Result:
     rows: Sequence[Measurement]
 
     def adopt(self, store: GuardedStore) -> Decision | None:
-        """Keep it in this rank's store, and return the decision as one that was stored, if there is one."""
+        """Store the rows and the decision, if any, in this rank's store; returns the decision, marked as stored."""
         runs = set(map(_run, store.measurements(self.problem)))  # ranks may share a directory
         if missing := [row for row in self.rows if _run(row) not in runs]:
             store.add_all(self.problem, missing)
@@ -140,7 +140,7 @@ def _run(m: Measurement) -> tuple[object, ...]:
 
 
 class Claim:
-    """A rank's view of who decides one problem. Without the job's store it says that nobody else does."""
+    """A rank's claim on the decision of one problem. Without the job's store, no other rank seems to decide."""
 
     def __init__(self, job: Job, task: TuningTask, settings: Settings, policy: Policy | None) -> None:
         self.job, self.task = job, task
@@ -199,7 +199,7 @@ class Claim:
         return self.held
 
     def report_progress(self) -> None:
-        """Tell who waits that a measurement was made."""
+        """Count a measurement for the waiting ranks."""
         self._count += 1
         if self.held and not self.job.left:
             try:
@@ -215,7 +215,7 @@ class Claim:
         result = {
             "rank": self.job.rank,
             "decision": None if decision is None else decision.to_json(),
-            "rows": [_shown(m) for m in rows if m.outcome.is_label and m.candidate in candidates],
+            "rows": [_row_json(m) for m in rows if m.outcome.is_label and m.candidate in candidates],
         }
         try:
             own = json.dumps(result)
@@ -271,7 +271,7 @@ class Claim:
         return own[candidate.id]
 
 
-def _shown(m: Measurement) -> dict[str, Any]:
+def _row_json(m: Measurement) -> dict[str, Any]:
     row = m.to_json()
     return row if len(json.dumps(row)) <= _LONGEST_ROW else replace(m, extra={}).to_json()
 
@@ -281,6 +281,6 @@ def _beat_key(name: str) -> str:
 
 
 def problem_name(task: TuningTask, settings: Settings, policy: Policy | None) -> str:
-    """Names what ranks that share have in common: problem (device class and toolchain, too), candidates, settings."""
+    """A digest of problem (device class and toolchain, too), candidates and settings: equal on ranks that share."""
     mark = task.settings_digest(settings, policy or WallTime())
     return digest(_FORMAT, task.problem.id, mark, settings.mode, task.hears_failures)

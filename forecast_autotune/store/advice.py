@@ -46,7 +46,7 @@ class AdviceFiles:
         return sorted(results.values(), key=lambda a: (a.kernel, a.source_sha256))
 
     def put(self, advice: Advice) -> None:
-        """Keep advice in place of what there was on its source; in memory, with a note, if the disk refuses."""
+        """Store advice in place of earlier advice on its source; in memory, with a note, if the disk refuses."""
         payload = encode(advice.to_json())
         if self._path is None:
             self._in_memory[advice.source_sha256] = advice
@@ -99,7 +99,7 @@ def advice_in(problem: Problem, notes: StoreNotes) -> Advice | None:
     """The advice that a problem's record carries, if it is advice on its kernel; noted where it is not."""
     try:
         advice = Advice.from_json(problem.extra.get(ADVICE))
-        advice.functions  # noqa: B018 - what is no cost function is not kept
+        advice.functions  # noqa: B018 - raises for a text that is no cost function
     except RecordError as error:
         notes.add(f"advice on {problem.kernel.name} was not imported: {error}"[:300])
         return None

@@ -1,4 +1,4 @@
-"""Rows of other hands on their way into a store: streamed, each of them once, whatever the file was called.
+"""Rows from files on their way into a store: streamed, each of them once, whatever the file's name.
 
 A file whose every row a store took is known by its contents from then on, as long as the logs that hold the rows are
 what they were: to import it again costs reading it once.
@@ -117,7 +117,7 @@ class NameSet:
         return self._slots[self._slot(name)] != 0
 
     def add(self, name: int) -> bool:
-        """Put a name in; whether it was not there."""
+        """Add a name; whether it is new."""
         at = self._slot(name)
         if self._slots[at]:
             return False
@@ -199,7 +199,7 @@ class HeldNames:
         self._ends[path] = end, edges_of(path, end)
 
     def write(self, log: Path, rows: list[NewRow], *, exclusive: bool) -> int:
-        """Append those rows that are not held, after `refresh`; returns how many. Raises `OSError`."""
+        """Append the rows that the store does not have, after `refresh`; returns their number. Raises `OSError`."""
         problems, lines, count = self.problems.setdefault(log, {}), [], 0
         for row in rows:
             if row.name and not self.names.add(row.name):

@@ -40,7 +40,7 @@ LOCK_TIMEOUT_S = 10.0
 GC_REMEDY = "`store gc` removes it"
 
 Complain = Callable[[str], None]
-"""Told, in one line each, of what is no row."""
+"""Callback for each line that is no row, with a message of one line."""
 
 
 class RowSource(Protocol):
@@ -175,7 +175,7 @@ def decision_in(path: Path) -> Row:
 
 
 def _portions(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """These lines in pieces that leave a log that was not full within what is read of it."""
+    """These lines in portions, each of which leaves a log that was not full within the limit of readers."""
     portion: list[bytes] = []
     size = 0
     for line in lines:

@@ -50,7 +50,7 @@ def _read_grids(value: object) -> Grids:
 
 @dataclass(frozen=True)
 class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
-    """A problem that was met undecided, and what else a call of its kernel needs to be made again."""
+    """A problem of a launch without a decision, with the data to make a call of its kernel again."""
 
     problem: Problem
     """Without source and IR."""
@@ -114,12 +114,12 @@ class RecordFile(Generic[R]):
         """The file's state when `_records` was all that it holds: inode, bytes, nanoseconds of its last change."""
 
     def forget(self) -> None:
-        """Drop what can be read again; a forked child calls this, as it may have caught us mid-way."""
+        """Drop data that can be read again; a forked child calls this, as the fork may have interrupted a change."""
         self._mutex = threading.Lock()
         self._state = None
 
     def add(self, record: R) -> bool:
-        """Keep a record that is not kept yet; whether it was kept."""
+        """Store a record that is new; whether it was stored."""
         with self._mutex:
             if record.id in self._records:
                 return False

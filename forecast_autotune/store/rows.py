@@ -84,7 +84,7 @@ class Row:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Sorts rows: problems first, oldest first; of one second, comparisons after what they compare."""
+        """Sort key of rows: problems first, oldest first; comparisons after other times of the same second."""
         return KINDS.index(self.kind), self.at, _IN_TURNS in self.line, self.problem, self.digest
 
 
@@ -142,7 +142,7 @@ class KernelRows:
         return row.problem not in current or rank(row) > rank(current[row.problem])
 
     def with_problems(self) -> tuple[KernelRows, int]:
-        """Those rows whose problem is known, and how many others there are: nothing can be done with these."""
+        """The rows whose problem is known, and the number of the others, which are of no use."""
         result = KernelRows.of(row for row in self if row.problem in self.problems)
         return result, len(self) - len(result)
 
@@ -170,5 +170,5 @@ def _fullness(row: Row) -> tuple[int, str]:
 
 
 def _recency(row: Row) -> tuple[bool, str, str]:
-    """A decision that was timed counts more than any that rests on forecasts alone."""
+    """Sort key of decisions: timed ones count more than any that rests on forecasts alone."""
     return b'"median_ms":null' not in row.line, row.at, row.digest

@@ -31,7 +31,7 @@ COUNTERS = {
     "measured": "candidates compiled and timed, or found failing",
     "seconds_saved": "estimated seconds that compiling the trusted candidates would have taken on top",
 }
-"""Every counter, with what it counts."""
+"""Every counter, with its description."""
 _NAME = "forecast_autotune"
 
 
@@ -134,7 +134,7 @@ _HIDDEN_SPAN = Span()
 
 
 class _Telemetry:
-    """The exporter of this process, if it was asked for one."""
+    """The exporter of this process, if the settings ask for one."""
 
     def __init__(self) -> None:
         self.exporter: OpenTelemetryExporter | None = None
@@ -163,12 +163,12 @@ class _Telemetry:
                 _warn(f"nothing is told to OpenTelemetry: {error}")
 
     def close(self) -> None:
-        """Tell nobody anything any more until `configure`."""
+        """Stop exporting until `configure`."""
         with self._mutex:
             self.exporter, self._configured = None, False
 
     def ask(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """Return what the call gives; where it raises, warn and export nothing any more."""
+        """Return the result of a call; where it raises, warn and stop exporting."""
         try:
             return call(*arguments)
         except Exception as error:
@@ -217,7 +217,7 @@ def shown_attributes(attributes: Mapping[str, object]) -> Attributes:
 
 
 class DecisionSpan:
-    """Enter it around whatever decides a problem, and say inside what was decided."""
+    """A context around the decision of a problem; call `conclude` with the decision inside."""
 
     def __init__(self, problem: Problem, settings: Settings, *, met_now: bool = True) -> None:
         """Shown where the settings say. Unless a key is `met_now`, it was counted when it was."""

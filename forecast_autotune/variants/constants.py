@@ -18,7 +18,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 
 CONSTANT = "constant"
-"""The one key of an object that stands for a value which JSON has not; in `Argument.extra`, of such a constant."""
+"""The only key of an object for a value that JSON does not have; in `Argument.extra`, for such a constant."""
 
 _ENUMS: tuple[type[enum.Enum], ...] = (enum.IntEnum, enum.StrEnum, enum.Enum)
 
@@ -70,7 +70,7 @@ def decode_constant(value: Any, *, functions: bool = False) -> Any:
 
 
 def exact_constant(value: object) -> Mapping[str, Any]:
-    """`Argument.extra` of a constant that a scalar does not tell in full; nothing for one that cannot be told."""
+    """`Argument.extra` of a constant that no scalar represents in full; empty for one that cannot be encoded."""
     with contextlib.suppress(RecordError):
         if isinstance(code := encode_constant(value), dict):
             return code

@@ -1,4 +1,4 @@
-"""The entry of an imported variant, or of its base kernel: what is launched, where, and what is zeroed first.
+"""The entry of an imported variant, or of its base kernel: the launch, its grid, and the tensors to zero first.
 
 Used by the launcher in a user's process and by the one in a sandbox, so that the verified code is the code that runs.
 Knows neither triton nor torch: it is handed an imported module.
@@ -44,7 +44,7 @@ class KernelEntry:
     meta: tuple[str, ...]
     """Constexpr parameters in order, without those that a launch fills in."""
     base: tuple[str, ...] = ()
-    """Those of `BASE_GRID` that it takes."""
+    """Its parameters that are in `BASE_GRID`."""
     grid: Callable[..., Sequence[int]] | None = None
     """The module's own `grid`."""
     reset_to_zero: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class KernelEntry:
     def arguments(
         self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Keyword arguments of a launch: what this kernel takes of the call and the config, and no more.
+        """Keyword arguments of a launch: this kernel's part of the call and the config.
 
         A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
         the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
@@ -169,7 +169,7 @@ class KernelEntry:
         meta: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> Any:
-        """Zero what has to be zero and launch once; returns what Triton returns."""
+        """Zero `reset_to_zero` and launch once; returns Triton's result."""
         grid = self._asked_once(grid, named, meta)
         keywords = self._without_memory(grid, named, meta, options)
         zeros = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
@@ -193,7 +193,7 @@ class KernelEntry:
         return where, self._allocated(named, elements)
 
     def _asked_once(self, grid: CallGrid, args: Mapping[str, Any], meta: Mapping[str, Any]) -> CallGrid:
-        """A call's grid: of a function the numbers, where they are needed more than once and can be told."""
+        """A call's grid; a grid function is evaluated here where its numbers are needed more than once."""
         return ((self.base or self._asks_for_base or self.memory) and known(grid, args, meta)) or grid
 
     def warmup(
@@ -203,7 +203,7 @@ class KernelEntry:
         meta: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> Any:
-        """Compile without launching; returns what Triton returns."""
+        """Compile without launching; returns Triton's result."""
         where = self.launch_grid(grid, named, meta, options)
         return self.kernel.warmup(grid=where, **self.arguments(grid, named, meta, options))
 
@@ -261,7 +261,7 @@ def grid_extent(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any
 
 
 def known(grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> Grid | None:
-    """A call's own grid, or None where it cannot be told with these meta-parameters."""
+    """A call's own grid, or None where these meta-parameters do not determine it."""
     try:
         return grid_extent(grid, named, meta)
     except Exception:

@@ -47,7 +47,7 @@ class Provenance(Record, label="provenance", lenient=True):
     author: str = ""
     """Model and version, rewrite, or person."""
     parent: str = ""
-    """Name of the variant it was made of; empty for the base kernel."""
+    """Name of the variant from which it was derived; empty for the base kernel."""
     prompt_sha256: str = ""
     """Hash of the whole prompt, for variants of a language model."""
     note: str = ""

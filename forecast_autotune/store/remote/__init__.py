@@ -1,1 +1,1 @@
-"""A store that machines share: Redis, or whatever fsspec has an address for."""
+"""A store that machines share: Redis, or a file system of fsspec."""

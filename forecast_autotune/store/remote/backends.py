@@ -123,7 +123,7 @@ def _key(entry: Entry) -> str:
 
 
 class FileSystemBackend:
-    """Files of lines on whatever fsspec reaches. Credentials come from the environment of its clients."""
+    """Files of lines on a file system of fsspec. Credentials come from the environment of its clients."""
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs
@@ -193,7 +193,7 @@ class FileSystemBackend:
 
 
 RemoteBackend: TypeAlias = RedisBackend | FileSystemBackend
-"""A place for entries. Methods raise whatever the place's client raises."""
+"""A place for entries. Methods raise the errors of the place's client."""
 
 
 def _protocols(files: Any) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ def _protocols(files: Any) -> tuple[str, ...]:
 
 
 class RemoteRows:
-    """A remote store as commands merge it: slowly, in this process, raising what goes wrong.
+    """A remote store for commands that merge: slow, in this process, raising all errors.
 
     With `to_read`, that there is nothing is an error, too: most clients tell a place that cannot be reached, or
     that nobody has written to, by an empty listing.
@@ -281,11 +281,11 @@ def plain_reason(error: BaseException) -> str:
 
 
 MEMORY_BYTES = 1 << 30
-"""Beyond what is mapped when the client is loaded."""
+"""Bytes beyond the address space at the client's load."""
 MAX_ANSWER_BYTES = 1 << 18
 """The most bytes of rows in an answer, more than a problem of thousands of candidates has; the rest is cut."""
 LINGER_S = 20.0
-"""How long it goes on writing what it was given, once its program is gone."""
+"""Seconds for which the worker continues to write queued rows once its program is gone."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A process's side of a remote store: what it asks for, what it hands on, and what it does not wait for.
+"""A process's side of a remote store: its requests, its offers, and its limits on waiting.
 
 No server is contacted here: a daemon thread passes JSON to and from a worker process (`worker`). A tuner's
 measurements go into a queue of bounded size and from there, in batches, to the worker; a full queue drops
@@ -38,7 +38,7 @@ BATCH_BYTES = 64 * 1024
 DOZE_S = 5.0
 """Without news for so long, the thread sleeps until it is woken."""
 MAX_ANSWERS = 64
-"""Answers that came too late to be waited for, and are kept for who asks again."""
+"""Most late answers that are kept for the next request."""
 START_S, ANSWER_S = 20.0, 6.0
 """Seconds until the worker is ready, and until it answers, before it is ended."""
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
@@ -46,7 +46,7 @@ PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The most bytes of an answer that is read."""
 EXIT_S = 1.0
-"""How long the end of a program waits until what it measured is handed to the worker."""
+"""Seconds that the end of a program waits until its measurements are handed to the worker."""
 
 WORKER = (
     *(sys.executable, "-P", "-c"),
@@ -57,11 +57,11 @@ WORKER = (
 
 
 class WorkerError(Exception):
-    """The worker is gone, too slow, or says what is no answer."""
+    """The worker is gone, too slow, or sends a malformed answer."""
 
 
 class RemoteError(WorkerError):
-    """The remote store failed, as its worker says."""
+    """The remote store failed, by its worker's report."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class RemoteClient:
         self._dozing = True
         """Whether the thread has to be woken for what is offered."""
 
-    # --- what a program's own threads call ---
+    # --- methods for a program's own threads ---
 
     def start(self) -> None:
         """Start the worker, so that the first question does not wait for that."""
@@ -159,7 +159,7 @@ class RemoteClient:
             self._awaken()
 
     def offer(self, entry: Sequence[str], problem_id: str, lines: Sequence[bytes]) -> None:
-        """Hand rows of a problem on, some time. Takes microseconds, whatever the remote store does."""
+        """Queue rows of a problem for the worker. Takes microseconds, whatever the state of the remote store."""
         name = (*entry, problem_id)
         size = sum(map(len, lines))
         queue = self._queue
@@ -191,7 +191,7 @@ class RemoteClient:
             return result
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was offered is written; whether it was. For commands and tests."""
+        """Wait until all offers are written; whether they are. For commands and tests."""
         with self._news:
             self._flushing = True
             self._awaken()
@@ -213,7 +213,7 @@ class RemoteClient:
             self._thread.start()
         self._news.notify_all()
 
-    # --- what the daemon thread does ---
+    # --- methods of the daemon thread ---
 
     def _serve(self) -> None:
         try:
@@ -248,7 +248,7 @@ class RemoteClient:
         self._end_worker(kill=False)
 
     def _wait_for_work(self) -> None:
-        """Sleep until there is something to do; look now and then for what was offered meanwhile."""
+        """Sleep until there is work; check for new offers now and then."""
         last_news = time.monotonic()
         while True:
             if self._queue.offered:
@@ -256,7 +256,7 @@ class RemoteClient:
                 self._queue.since = self._queue.since or last_news
             if self._has_work():
                 return
-            # Told before the last look, so that nothing that is offered after it is overlooked.
+            # Set before the last check of the queue, so that no later offer is overlooked.
             self._dozing = self._queue.since is None and time.monotonic() > last_news + DOZE_S
             if not (self._dozing and self._queue.offered):
                 self._news.wait(None if self._dozing else BATCH_S)
@@ -328,7 +328,7 @@ class RemoteClient:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the program; what it measured is still written
+                start_new_session=True,  # Ctrl-C is for the program; its measurements are still written
             )
         except (OSError, ValueError) as error:
             here.close()
@@ -348,7 +348,7 @@ class RemoteClient:
                 worker.kill()
         if connection is not None:
             connection.close()
-        # Unless it was ended it may still be writing: it ends by itself, soon after this process.
+        # A worker that was not ended may still be writing: it ends by itself, soon after this process.
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(None if kill else 0.2)
         worker.returncode = 0 if worker.returncode is None else worker.returncode
