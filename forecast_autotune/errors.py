@@ -107,7 +107,7 @@ def codes_in_traceback(error: BaseException) -> set[CodeType]:
 
 
 def code_of(function: Any) -> CodeType | None:
-    """The code that runs when this is called; None for what is not written in Python."""
+    """The code that runs when this is called; None for a callable that is not written in Python."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)

@@ -1,4 +1,4 @@
-"""A kernel of another language: what it must offer, how it is compiled and timed, and how it is tuned."""
+"""A kernel of another language: its protocol, its measurer, and its tuning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LanguageKernel(Protocol):
         ...
 
     def compile(self, config: Config) -> Any:
-        """Compile to what `check` and `time` take. Called from several threads at once; must end by itself.
+        """Compile to a value for `check` and `time`. Called from several threads at once; must end by itself.
 
         Raises `RefusedConfigError` with an outcome; any other exception is a compile error.
         """
@@ -131,7 +131,7 @@ class CompilingThreads:
         self.done: dict[Candidate, Compiled] = {}
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Compile these next, in this order, in place of whatever has not begun."""
+        """Compile these next, in this order, in place of all that have not begun."""
         with self._condition:
             self._queue = [
                 c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._running
@@ -164,7 +164,7 @@ class CompilingThreads:
             return self._condition.wait_for(lambda: enough({*self._queue, *self._running}), within_s)
 
     def close(self, within_s: float | None = None) -> None:
-        """Drop what has not begun, and wait for what has, at most so many seconds."""
+        """Drop compilations that have not begun, and wait for the others, at most `within_s`."""
         with self._condition:
             self._queue, self._closed = [], True
             self._condition.notify_all()
@@ -234,7 +234,7 @@ class LanguageMeasurer:
         return self._pool.running()
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Start compiling; nothing where that would disturb what is timed next."""
+        """Start compiling; nothing where that would disturb the next timing."""
         if self.quiet:
             self._pool.schedule(candidates)
 

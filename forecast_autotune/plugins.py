@@ -26,7 +26,7 @@ _PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def names(group: str) -> list[str]:
-    """Names of what is registered in a group, in alphabetical order."""
+    """Names of a group's entries, in alphabetical order."""
     return sorted(_registered(group))
 
 

@@ -158,7 +158,7 @@ class GraphRecorder:
         synchronize: Callable[[], object],
         rounds: int,
     ) -> float:
-        """Seconds that a pause takes beyond its length: what a second pause adds to a graph, less its length.
+        """Seconds that a pause takes beyond its length: the time that a second pause adds to a graph, less its length.
 
         `timed_replay` queues a replay between two events. The second pause comes behind first ones of all
         lengths, as the kernels that are timed do, so that the clock's ticks are in neither mean.

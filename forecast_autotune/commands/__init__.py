@@ -1,4 +1,4 @@
-"""The command line. `main` loads only what the command at hand needs."""
+"""The command line. `main` loads only the modules of the command at hand."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _accuracy(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _errors(rows: Sequence[Measurement]) -> dict[str, list[tuple[float, float]]]:
-    """By model, |error| of its forecasts and of those it was added to, log2, of one problem."""
+    """|error| of each model's forecasts, and of the learned ones beside them, log2, of one problem."""
     gaps_of: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for m in rows:
         if m.ok and (result := _noted(m)) is not None:

@@ -226,7 +226,7 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
         yield DoctorCheck("store", "fail", bundle_text(root), remedy)
         return
     try:
-        # Looking makes no store: one that is not there yet is probed where it would be made.
+        # A check creates no store: an absent one is probed at its future place.
         place = next(folder for folder in (root, *root.parents) if folder.exists())
         probe = place / f".doctor-{os.getpid()}"
         lock_path = place / f".doctor-{os.getpid()}.lock"
@@ -283,7 +283,7 @@ def _advice(store: Store) -> str:
 
 
 def _installed_advice() -> DoctorCheck:
-    """The advice that came with this package and with others, and what of it cannot be read."""
+    """The advice installed with this package and with others, and its unreadable records."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", StoreWarning)
         layers = every_installed()
@@ -326,7 +326,7 @@ def _surrogate() -> DoctorCheck:
 
 
 def _added(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
-    """Rows of other packages; one that breaks is a finding, too."""
+    """Checks of other packages; one that raises is a finding, too."""
     for name in plugins.names(GROUP):
         try:
             yield from plugins.load(GROUP, name)(settings, network)

@@ -91,7 +91,7 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
 
 
 def import_(options: argparse.Namespace, output: Output) -> int:
-    """Read table files and other tuners' timings; add what the store does not hold."""
+    """Read table files and other tuners' timings; add the rows that are new to the store."""
     files, skips = _files(options.files)
     variants: list[Variant] = []
     store = open_store(options)
@@ -158,7 +158,7 @@ def _files(names: Sequence[str]) -> tuple[list[tuple[Path, Format]], list[Path]]
 
 
 class _Taken:
-    """The files that an import took, and what it left out of them."""
+    """The files of an import, and the rows that it left out."""
 
     def __init__(self, importer: Importer, device: str | None, variants: list[Variant]) -> None:
         self.importer = importer
@@ -171,7 +171,7 @@ class _Taken:
         self._variants = variants
 
     def take(self, path: Path, form: Format) -> None:
-        """Read one file into the store. Raises `RecordError` where nothing came of it, or it is damaged."""
+        """Read one file into the store. Raises `RecordError` for a damaged file, and for one without any row."""
         importer, count = self.importer, self.importer.count
         name = importer.name_of_contents(path, f"{form.name}|{self._device}")
         if importer.is_known(name):
@@ -196,7 +196,7 @@ class _Taken:
             importer.note(name, count.distinct - before)
 
     def refuse(self, noun: str, errors: Sequence[RecordError]) -> None:
-        """Count what is refused of one file, and say the first few."""
+        """Count the refused rows of one file, and report the first few."""
         self.refused += Counter({noun: len(errors)})
         for error in errors[:_SHOWN]:
             warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)

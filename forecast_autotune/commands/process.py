@@ -36,7 +36,7 @@ def _fill_closed_streams() -> bool:
 
 
 def _flush_stdout() -> OSError | None:
-    """Write what is still buffered; why it is lost, or None."""
+    """Flush stdout; returns the error, or None."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -116,7 +116,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def _reported(status: int, text: str | None, fault: OSError | None, interrupts: InterruptHandlers) -> int:
-    """Say what went wrong, if anything did, and return the exit status; `fault` is that of stdout."""
+    """Report an error, if there is one, and return the exit status; `fault` is that of stdout."""
     if interrupts.received is not None and status:
         name = signal.Signals(interrupts.received).name
         if text is not None:  # else the command has said so itself

@@ -1,4 +1,4 @@
-"""The tables that a command was given, or those inside the package."""
+"""The tables of a command's arguments, or those inside the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands and who carries them out: every package adds its own, and each is loaded when it is called.
+"""Commands and their functions: every package adds its own, and each is loaded when it is called.
 
 A package registers a function `add(commands)` in the group `forecast_autotune.commands`, one per command.
 It describes the command's grammar and names its entry, `package.module:function`; that function gets the
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         return choices[0] if choices else {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
+        """As `argparse` does, but each command reports unknown words itself. Raises `UsageError`."""
         result, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown_text(unknown, list(args or ())))
@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         option = next((word for word in unknown if word.startswith("-")), None)
         if option is None:
             return f"unrecognized arguments: {' '.join(unknown)}"
-        # Its value was taken for another argument, but belongs to what was meant.
+        # `argparse` took its value for another argument, but it belongs to this option.
         behind = words[words.index(option) + 1 :][:1] if option in words and "=" not in option else []
         value = [word for word in behind if not word.startswith("-")]
         hint = meant_text(option.partition("=")[0], self._option_string_actions)

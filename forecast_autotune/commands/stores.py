@@ -68,7 +68,7 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
 
 
 def check_stores(options: argparse.Namespace, output: Output) -> int:
-    """Read everything in stores and bundles; say what is wrong."""
+    """Read everything in stores and bundles; report all faults."""
     places = options.places or [str(own_root(options, to_read=True))]
     entries = [_checked(place) for place in places]
     lines = []
@@ -83,7 +83,7 @@ def check_stores(options: argparse.Namespace, output: Output) -> int:
 
 
 def compact_store(options: argparse.Namespace, output: Output) -> int:
-    """Remove what no reader counts."""
+    """Remove lines and files that no reader counts."""
     from forecast_autotune.report.table import shown_text
 
     root = own_root(options)

@@ -29,7 +29,7 @@ coarse where a candidate is out of the question anyway."""
 
 @dataclass(frozen=True)
 class AnswerLabel:
-    """One answer that a model may give: a short word, and what it stands for."""
+    """One possible answer of a model: a short word, and its meaning."""
 
     token: str
     """A capital letter: one token with a space before it, in every tokenizer met so far."""

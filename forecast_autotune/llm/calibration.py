@@ -37,7 +37,7 @@ _RECALIBRATE_HINT = "write it again with `forecast-autotune train calibrate-llm`
 _HALF_TRUST_SD = 0.6
 """Spread (log2) of an answer that is half as reliable as a sure one: half an octave either way."""
 _MAX_LENGTH_FACTOR = 2.0
-"""A prompt may be longer than those that were tried by this factor."""
+"""Factor by which a prompt may be longer than those of the calibration."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class BlendWeight(Record, complete=True):
 
     mean: float = 0.0
     sd: float = 0.0
-    """Its uncertainty from kernel to kernel: what a problem's own measurements may correct it by."""
+    """Standard deviation of `mean` from kernel to kernel, within which a problem's own measurements correct it."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.mean <= 1.0 and 0.0 <= self.sd <= 2.0):
@@ -139,7 +139,7 @@ class LLMCalibration(
     temperature: float = 1.0
     """Log probabilities are divided by this (Guo et al. 2017)."""
     ratio: MonotoneCurve = MonotoneCurve()
-    """Mean of log2(time / reference) -> what was observed (isotonic regression)."""
+    """Mean of log2(time / reference) -> the observed one (isotonic regression)."""
     weight: BlendWeight = BlendWeight()
     """How far to follow it; 0 where its answers have been worth nothing."""
     saved: float = 0.0
@@ -157,7 +157,7 @@ class LLMCalibration(
 
     @classmethod
     def from_json(cls, data: Any) -> LLMCalibration:
-        """Read what `to_json` wrote; of schema 1, which had a weight per kind of kernel, the pooled one."""
+        """Read the JSON of `to_json`; of schema 1, which had a weight per kind of kernel, the pooled one."""
         if isinstance(data, Mapping) and isinstance(weights := data.get("weights"), Mapping):
             data = {**data, "weight": weights.get("pooled", {"mean": 0.0, "sd": 0.0})}
         return super().from_json(data)

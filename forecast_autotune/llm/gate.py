@@ -16,7 +16,7 @@ MIN_CANDIDATES = 16
 TIMING_S = 0.05
 """Seconds to time one candidate."""
 OVERHEAD_S = 0.02
-"""Seconds that two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
+"""Extra seconds of a decision for two beliefs instead of one, without the model's own (16 ms on recorded ones)."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Probe(
                 raise LLMError(
                     f"{name} left prompts of its probe without an answer: {'; '.join(answer.trouble)}"
                 )
-            has_value = answer.probabilities > 0  # a server tells of the likeliest only
+            has_value = answer.probabilities > 0  # a server returns the likeliest only
             both = np.log(answer.probabilities[has_value]), np.array(q.log_p)[has_value]
             apart = np.subtract(*(np.maximum(x, _LEAST_LOG_P) for x in both))
             worst = max(worst, float(np.nan_to_num(np.abs(apart), nan=math.inf).max()))

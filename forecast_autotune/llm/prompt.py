@@ -34,7 +34,7 @@ class ReferenceTime:
 
     log2_ms: float
     shown: str
-    """The candidate as text, or what was estimated."""
+    """The candidate as text, or the source of the estimate."""
     measured: bool
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def forecast_prompt(
 
 
 def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> str:
-    """One candidate as text: its config, and what the features say of it, in the order given."""
+    """One candidate as text: its config, and its features in the order given."""
     facts = " ".join(f"{name}={value:.3g}" for name, value in (features or {}).items())
     return f"{candidate.config}{' | ' if facts else ''}{facts}"
 

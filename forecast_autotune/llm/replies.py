@@ -1,4 +1,4 @@
-"""Reading what a model replied: the JSON in a text, and a distribution over labels in that JSON."""
+"""Readers of a model's reply: the JSON in a text, and a distribution over labels in that JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
 
 class InvalidResponse(LLMError):
-    """A reply that arrived whole and cannot be what was asked for; asking again may help."""
+    """A whole reply that is no answer to the question; asking again may help."""
 
 
 def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The one-line summary of a decision, and what a language model did in several of them."""
+"""The one-line summary of a decision, and the tally of a language model's part in several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelTally:
     """The sum of language models' parts in the decisions that were added."""
 
     decisions: int = 0
-    """Those with a model named."""
+    """Decisions whose settings name a model."""
     asked: int = 0
     moved_in: int = 0
     moved_out: int = 0
@@ -71,7 +71,7 @@ class ModelTally:
             self.unheard[part.trouble] += 1
 
     def merge(self, other: ModelTally) -> None:
-        """Count what another tally counted."""
+        """Add another tally's counts."""
         for name in ("decisions", "asked", "moved_in", "moved_out", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unasked.update(other.unasked)
@@ -96,7 +96,7 @@ class ModelTally:
         return text
 
     def to_json(self) -> dict[str, object]:
-        """All of it; keys are stable."""
+        """All counts; keys are stable."""
         sums = dict(vars(self))
         reasons = {"not_asked": dict(sums.pop("unasked")), "not_heard": dict(sums.pop("unheard"))}
         return sums | reasons

@@ -38,7 +38,7 @@ def model_tally(report: ReplayReport) -> ModelTally:
 
 
 def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
-    """Lines of a replay's panel: what the model, or advice, did, and the sums without; empty where there was none."""
+    """Lines of a replay's panel: the part of the model, or advice, and the sums without; empty where there was none."""
     if report.without is None:
         return []
     alone = report.without.summary()
@@ -134,7 +134,7 @@ def checklist(rows: Iterable[tuple[str, str, str, str]]) -> Table:
 
 
 def settings_table(rows: Iterable[tuple[str, str, str]]) -> Table:
-    """Variables, the values in force, and what they mean."""
+    """Variables, their values in force, and their meanings."""
     table = Table.grid(padding=(0, 2))
     for variable, value, meaning in rows:
         table.add_row(
@@ -342,7 +342,7 @@ def _forecast_cells(m: Mapping[str, Any], best_ms: float) -> list[Text]:
 
 
 def _distance(ratio: float) -> str:
-    """How far a forecast is off: `1.08x too low`; without a direction where nothing is left of it."""
+    """The error of a forecast: `1.08x too low`; without a direction where it rounds to 1."""
     factor = max(ratio, 1 / ratio)
     text = f"{factor:.2f}x" if factor < 9.995 else f"{factor:.0f}x"
     return text if text == "1.00x" else f"{text} too {'high' if ratio > 1 else 'low'}"
