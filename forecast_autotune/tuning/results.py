@@ -108,7 +108,7 @@ class TaskResults:
         A full disk, a broken compiler or a wrong call looks alike for all of them. Candidates that hung or broke the
         device are not tried again.
         """
-        sure = [m for m in self.rows if m.outcome not in _MAY_BE_MENDED]
+        sure = [m for m in self.rows if m.outcome not in _TRANSIENT_FAILURES]
         self.rows = [m for m in sure if not any(t in str(m.extra.get("message", "")) for t in _CALL_ERRORS)]
         self.labels = latest_labels(self.rows)
 
