@@ -9,13 +9,10 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from forecast_autotune.records import Candidate
-from forecast_autotune.settings import Settings
 from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
-from tests.core.tuning.loop import Bench
+from tests.core.tuning.loop import Bench, decide
 
 USUAL = (700, 10, 10)
 
@@ -58,13 +55,7 @@ def test_decisions_are_made_so() -> None:
             seen.add(gc.get_threshold())
             return super().ready()
 
-    tune(
-        TuningTask(table.problem, list(table.by_candidate())),
-        Looking(table),
-        store=Store(None),
-        surrogate=AnalyticSurrogate(),
-        settings=Settings(),
-    )
+    decide(Store(None), Looking(table), table=table)
     assert seen
     assert USUAL not in seen
     assert gc.get_threshold() == USUAL

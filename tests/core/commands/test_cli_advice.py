@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +14,16 @@ from forecast_autotune.commands import main
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Decision
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.advised import AdviceWeights, advised_forecasts
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import example_table, query_of
-from forecast_autotune.tuning.loop import tune
-from forecast_autotune.tuning.replays.replay import task_of
-from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
+from forecast_autotune.testing import query_of
 from tests.core.captured_output import Capture, shown
+from tests.core.tuning import loop
+from tests.core.tuning.loop import TABLE, Bench
 
-TABLE = example_table()
+pytestmark = pytest.mark.usefixtures("root")
 TEXT = """SUMMARY = "middle-sized blocks; spills at 8 warps"
 def cost(config, args, device, launch):
     far = abs(log2(config.BLOCK) - 6.4) ** 2
@@ -38,23 +35,8 @@ NOISE = """def cost(config, args, device, launch):
 ELSEWHERE = TEXT.replace("config.BLOCK", "config.TILE")
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A store of this test's own."""
-    for name in [n for n in os.environ if n.startswith("FORECAST_AUTOTUNE")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.setenv("COLUMNS", "160")
-
-
-def decide(store: Store, settings: Settings | None = None) -> Decision:
-    return tune(
-        task_of(TABLE),
-        lambda: TableMeasurer(TABLE, workers=2),
-        store=store,
-        surrogate=default_surrogate(),
-        settings=settings or Settings(),
-    )
+def decide(store: Store, **settings: Any) -> Decision:
+    return loop.decide(store, Bench(TABLE), surrogate=default_surrogate(), **settings)
 
 
 def advised_store(tmp_path: Path, text: str = TEXT) -> Store:
@@ -73,8 +55,9 @@ def test_a_decision_says_what_became_of_the_advice(tmp_path: Path) -> None:
 
 
 def test_advice_that_the_clock_contradicts_loses_its_weight(tmp_path: Path) -> None:
-    settings = Settings(mode=Mode.EXHAUSTIVE)
-    right, wrong = (decide(advised_store(tmp_path / str(len(t)), t), settings).advice for t in (TEXT, NOISE))
+    right, wrong = (
+        decide(advised_store(tmp_path / str(len(t)), t), mode="exhaustive").advice for t in (TEXT, NOISE)
+    )
     weights = [
         float(message.rpartition(" ")[2]) if "weight" in message else 0.0 for message in (right, wrong)
     ]
@@ -90,9 +73,8 @@ def test_advice_without_a_chance_is_dropped() -> None:
 
 
 def test_the_setting_off_leaves_it_alone(tmp_path: Path) -> None:
-    assert decide(advised_store(tmp_path), Settings(advice="off")).advice == ""
-    deterministic = Settings(mode=Mode.DETERMINISTIC)
-    assert decide(advised_store(tmp_path / "2"), deterministic).advice == "", "no store, so no stored advice"
+    assert decide(advised_store(tmp_path), advice="off").advice == ""
+    assert decide(advised_store(tmp_path / "2"), mode="deterministic").advice == "", "it reads no store"
 
 
 def test_explain_shows_summary_terms_and_outcome(tmp_path: Path, capsys: Capture) -> None:

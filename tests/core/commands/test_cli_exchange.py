@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -106,22 +105,6 @@ def test_a_file_of_no_known_format_is_one_error(
     assert "1 file refused" in captured.err
 
 
-@pytest.mark.parametrize("form", ["kernel-tuner", "jsonl"])
-def test_files_of_known_formats_are_taken_out_of_a_folder(
-    form: str, file: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    folder = tmp_path / "folder"
-    assert main(["import", str(file)]) == 0
-    if form == "jsonl":
-        (folder / "deep").mkdir(parents=True)
-        (folder / "notes.txt").write_text("not a table")
-    out = folder / "deep" / "out.jsonl" if form == "jsonl" else folder
-    assert main(["export", str(out), "--format", form]) == 0
-    capsys.readouterr()
-    assert main(["import", str(folder), "--store", str(tmp_path / "other"), "--json"]) == 0
-    assert shown(capsys)["added"] >= 10
-
-
 def test_a_folder_that_import_cannot_read_says_why(
     file: Path, root: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -136,19 +119,6 @@ def test_a_folder_that_import_cannot_read_says_why(
     ):
         assert main(["import", str(folder)]) == 2
         assert message in capsys.readouterr().err
-
-
-def test_a_triton_cache_is_imported_for_a_named_device(tmp_path: Path, capsys: Capture) -> None:
-    cache = tmp_path / "cache" / "HASH"
-    cache.mkdir(parents=True)
-    config = {"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 2, "maxnreg": None}
-    data = {"key": ["4096", "torch.float16"], "configs_timings": [[config, [0.2, 0.19, 0.21]]]}
-    (cache / "softmax.autotune.json").write_text(json.dumps(data), encoding="utf-8")
-    assert main(["import", str(cache.parent), "--device-name", "NVIDIA A100", "--json"]) == 0
-    assert shown(capsys)["problems"] == 1
-    assert main(["show", "--json"]) == 0
-    (row,) = shown(capsys)["kernels"]
-    assert (row["kernel"], row["device"], row["ok"], row["best_ms"]) == ("softmax", "NVIDIA A100", 1, 0.2)
 
 
 @needs_triton

@@ -13,13 +13,10 @@ from forecast_autotune.commands import main
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.printable import LONGEST_TEXT, REPLACEMENT, printable, printable_line, without_controls
 from forecast_autotune.records import LLMConsultation
-from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from tests.core.captured_output import Capture
+from tests.core.tuning.loop import TABLE, Bench, decide
 
 SEEN = "PLANTED"
 HOSTILE = (
@@ -39,23 +36,9 @@ MOST_CHARS = 60_000
 def planted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which every kind of file holds something; nothing hostile yet."""
     root = tmp_path_factory.mktemp("planted") / "store"
-    table, store = example_table(), Store(root)
-    task = TuningTask(table.problem, list(table.by_candidate()))
-    settings = Settings(audit=0.2, seed=1)
-    tune(
-        task,
-        lambda: TableMeasurer(table, workers=2),
-        store=store,
-        surrogate=AnalyticSurrogate(),
-        settings=settings,
-    )
-    tune(
-        task,
-        lambda: TableMeasurer(table, workers=2),
-        store=store,
-        surrogate=AnalyticSurrogate(),
-        settings=settings.with_(mode=Mode.EXHAUSTIVE),
-    )
+    store = Store(root)
+    for mode in ("tune", "exhaustive"):
+        decide(store, Bench(TABLE), mode=mode, audit=0.2, seed=1)
     source = "def example(x, n):\n    pass\n"
     variant = Variant.of(
         "example", "0" * 64, source, Provenance(Origin.LLM, "model-1", "base", "", "wider", "2026")

@@ -105,16 +105,6 @@ def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     assert RiskBounded().plan(TuningState(made, measured, new=12)).measure
 
 
-@pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])
-def test_a_budget_ends_every_policy(budget: Budget) -> None:
-    measured = ran(dict.fromkeys(range(5), 1.0))
-    spent = MeasuringCost(timing_s=2.0, wall_s=3.0)
-    state = TuningState(forecasts([-3.0] * 40), measured, new=5, budget=budget, spent=spent)
-    for policy in (RiskBounded(), Exhaustive(), Fixed(9), Fixed(9, random=True)):
-        assert policy.plan(state).measure == (), policy.name
-    assert "budget" in Exhaustive().plan(state).reason
-
-
 def test_seconds_below_the_budget_are_not_the_end() -> None:
     assert not time_exhausted(Budget(seconds=3.0, gpu_seconds=2.0), MeasuringCost(timing_s=1.9, wall_s=2.9))
     assert time_exhausted(Budget(seconds=3.0), MeasuringCost(wall_s=3.0))
@@ -311,12 +301,6 @@ def test_two_times_are_enough_where_a_third_cannot_win() -> None:
     assert rows(WallTime().plan(state([0.0, 3.0, 3.0], sd=0.1, measured={0: 1.0}))), "one is a guess"
 
 
-def test_it_ends_where_nothing_can_win() -> None:
-    plan = WallTime().plan(state([0.0, 0.1, 0.2, 3.0, 4.0], measured={0: 1.0, 1: 1.1, 2: 1.2}))
-    assert plan.measure == ()
-    assert "accepted" in plan.reason
-
-
 def test_a_worker_that_is_busy_with_what_may_win_keeps_it() -> None:
     means = [0.0] + [-0.3] * 8 + [1.0] * 11
     busy = [5, 6, 7, 8]
@@ -344,37 +328,3 @@ def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:
     assert rows(WallTime().plan(plain)) == [3]
     late = replace(plain, slowdown=np.array([0.0, 0.0, 0.0, 2.0]))
     assert WallTime().plan(late).measure == ()
-
-
-def test_what_is_sure_to_fail_is_refused_unless_nothing_else_is_left() -> None:
-    one = state([5.0, 0.0, 5.0])
-    fails = replace(one, forecasts=replace(one.forecasts, p_fail=np.array([0.0, REFUSED, 0.0])))
-    assert 1 not in rows(WallTime().plan(fails))
-    known = failed(0, 2, outcome=Outcome.COMPILE_ERROR)
-    assert rows(WallTime().plan(replace(fails, measured=known, new=2))) == [1]
-
-
-def test_a_limit_of_measurements_counts_what_compiles() -> None:
-    one = state(spread(20, 3), budget=Budget(measurements=2), workers=8)
-    assert len(WallTime().plan(one).measure) == 2
-    none_left = state(spread(20, 3), sd=2.0, measured={0: 4.0, 1: 4.0}, budget=Budget(measurements=2))
-    plan = WallTime().plan(none_left)
-    assert plan.measure == ()
-    assert "budget" in plan.reason
-
-
-def test_the_audit_is_drawn_once_the_risk_is_accepted() -> None:
-    done = state([0.0, 0.1, 0.2, 3.0, 4.0], measured={0: 1.0, 1: 1.1, 2: 1.2}, audit=1.0)
-    plan = WallTime().plan(done)
-    assert set(rows(plan)) == {3, 4} == {NAMES.index(c) for c in plan.audit}
-    assert plan.within_s is None, "an audit is measured whole"
-    assert WallTime().plan(replace(done, audited=True)).measure == ()
-
-
-def test_it_goes_on_while_everything_has_failed() -> None:
-    known = failed(*range(3), outcome=Outcome.COMPILE_ERROR)
-    one = replace(state([0.0, 0.0, 0.0, 5.0], budget=Budget(measurements=3)), measured=known, new=3)
-    plan = WallTime().plan(one)
-    assert rows(plan) == [3]
-    assert plan.risk == 1.0
-    assert math.isinf(one.best())

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from forecast_autotune.errors import StoreError
-from forecast_autotune.records import Decision, Device, Evidence
-from forecast_autotune.settings import Settings
+from forecast_autotune.records import Device, Evidence
+from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store, StoreWarning, layers
 from forecast_autotune.store.bundles import (
     Bundle,
@@ -29,12 +29,10 @@ from forecast_autotune.store.bundles import (
 from forecast_autotune.store.files import MANIFEST
 from forecast_autotune.store.merging import StoreFolder, merge
 from forecast_autotune.store.misses import Miss
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.variants import Origin, Provenance, Variant
 from tests.core.store.bundled import bundle
 from tests.core.store.stored import A100, H200, decided, measured, problem, row_digests
+from tests.core.tuning.loop import TABLE, Bench, decide
 
 
 def reseal(folder: Path, change: Callable[[Manifest], Manifest] = lambda m: m) -> None:
@@ -305,57 +303,38 @@ def test_another_package_of_that_name_brings_nothing(other: object, monkeypatch:
 def test_a_bundled_decision_is_used_without_a_measurement(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = example_table()
-    measurers: list[TableMeasurer] = []
-
-    def decide(store: Store, **changes: object) -> Decision:
-        def measurer() -> TableMeasurer:
-            measurers.append(TableMeasurer(table, workers=2))
-            return measurers[-1]
-
-        task = TuningTask(table.problem, list(table.by_candidate()))
-        if device := changes.pop("device", None):
-            task.problem = replace(table.problem, id="another", device=device)  # type: ignore[arg-type]
-        settings = Settings().with_(**changes)
-        return tune(task, measurer, store=store, surrogate=AnalyticSurrogate(), settings=settings)
-
-    output = decide(Store(tmp_path / "ci"))
+    bench = Bench(TABLE)
+    output = decide(Store(tmp_path / "ci"), bench)
     write_bundle(StoreFolder(tmp_path / "ci"), tmp_path / "bundle")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(tmp_path / "bundle"))
-    assert len(measurers) == 1
     for mode in ("tune", "frozen", "skip"):
-        result = decide(Store.default(), mode=mode)
+        result = decide(Store.default(), bench, mode=mode)
         assert (result.chosen, result.evidence, result.measured) == (output.chosen, Evidence.STORED, 0)
-    assert len(measurers) == 1
-    again = decide(Store.default(), tolerance=0.03)
+    assert bench.made == 1
+    again = decide(Store.default(), bench, tolerance=0.03)
     assert again.known >= output.measured, "its rows answer other settings, too"
+    elsewhere = Table(replace(TABLE.problem, id="another", device=Device("another")), TABLE.measurements)
     with pytest.raises(LookupError, match="holds nothing"):
-        decide(Store.default(), mode="frozen", device=Device("another"))
+        decide(Store.default(), bench, table=elsewhere, mode="frozen")
 
 
 def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: Path) -> None:
-    output, table = bundle(tmp_path), example_table()
+    output = bundle(tmp_path)
     before = sorted(output.rglob("*"))
     store = Store(output)
     with pytest.warns(
         StoreWarning, match="a bundle, which never changes: name it in FORECAST_AUTOTUNE_STORES"
     ):
-        result = tune(
-            TuningTask(table.problem, list(table.by_candidate())),
-            lambda: TableMeasurer(table, workers=2),
-            store=store,
-            surrogate=AnalyticSurrogate(),
-            settings=Settings(),
-        )
+        result = decide(store, Bench(TABLE))
     assert result.measured
-    assert store.decision(table.problem) == result
-    store.put_facts(table.problem, {"version": "1", "units": []})
+    assert store.decision(TABLE.problem) == result
+    store.put_facts(TABLE.problem, {"version": "1", "units": []})
     with pytest.warns(StoreWarning, match="a record is not kept"):
-        store.add_miss(Miss.of(table.problem, "frozen", 4, {}, ""))
+        store.add_miss(Miss.of(TABLE.problem, "frozen", 4, {}, ""))
     made_variant = Variant.of("k", "aa", "def k(): pass", Provenance(Origin.HAND))
     with pytest.warns(StoreWarning, match="variants cannot be written"):
         store.put_variant(made_variant)
     assert store.variants() == [made_variant]
-    with store.watch(table.problem, result.chosen), store.tuning_lock(table.problem, 0.1):
+    with store.watch(TABLE.problem, result.chosen), store.tuning_lock(TABLE.problem, 0.1):
         assert sorted(output.rglob("*")) == before
     Bundle.open(output)

@@ -143,15 +143,6 @@ def test_much_that_is_refused_is_told_in_few_words(tmp_path: Path, capsys: Captu
     assert len(stored(tmp_path / "s")) == len(TABLE.measurements)
 
 
-def test_a_file_that_is_refused_stops_no_other(tmp_path: Path, capsys: Capture) -> None:
-    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.json"
-    good.write_bytes(b"".join(LINES))
-    bad.write_text('{"tune_params_keys": 5, "cache": {}}')
-    assert main(["import", str(bad), str(good), "--store", str(tmp_path / "s")]) == 2
-    assert "1 file refused" in capsys.readouterr().err
-    assert len(stored(tmp_path / "s")) == len(TABLE.measurements)
-
-
 # --- other tools' files ---
 
 DEVICE = Device("NVIDIA H100")

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Outcome
-from forecast_autotune.records.table import write_tables
-from forecast_autotune.store import Store
 from forecast_autotune.store.formats import format_of, inductor, read_file
-from forecast_autotune.testing import example_table
 
 SYSTEM = {
     "device": {"name": "NVIDIA H200"},
@@ -190,23 +186,6 @@ def test_a_damaged_row_says_where(tmp_path: Path, row: str, said: str) -> None:
 def test_metrics_need_a_device_and_their_columns(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="--device-name"):
         read_file(metrics(tmp_path, ROW))
-
-
-def test_import_recognises_both_and_knows_them_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "store"
-    named = ["--device-name", "NVIDIA H200"]
-    files = [str(written(tmp_path, one())), str(metrics(tmp_path, ROW)), str(tmp_path / "table.jsonl")]
-    write_tables(Path(files[2]), [example_table()])
-    assert main(["import", *files, *named, "--store", str(store), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["problems"] == 3
-    assert {t.problem.kernel.name for t in Store(store).tables(device="H200")} == {
-        "addmm",
-        "triton_poi_fused_add_0",
-    }
-    assert main(["import", *files, *named, "--store", str(store), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["added"] == 0
 
 
 @pytest.mark.parametrize("ms", ["9" * 400, "1e999", "NaN", "-1", '"fast"', "[]", "null"])

@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.records import Device
-from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.default import default_surrogate
-from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
 from tests.core.store.stored import A100, measured, problem
-from tests.core.tuning.loop import Bench
+from tests.core.tuning.loop import TABLE, Bench, decide
 
 
 def device(i: int) -> Device:
@@ -60,15 +56,11 @@ def test_what_another_process_adds_elsewhere_is_seen(tmp_path: Path) -> None:
 
 def test_a_stored_decision_opens_no_other_devices_log(tmp_path: Path) -> None:
     """Only when something has to be decided is the rest of the store worth a look."""
-    table = example_table()
-    there = replace(table.problem, device=A100, id="elsewhere")
-    first = Store(tmp_path)
-    first.add(there, replace(table.measurements[0], problem=there.id))
-    task = TuningTask(table.problem, list(table.by_candidate()))
-    settings = Settings(mode=Mode.TUNE)
-    tune(task, Bench(table), store=first, surrogate=default_surrogate(), settings=settings)
-    assert {d for d, _ in first._directories} == {table.problem.device.slug, A100.slug}
-    second = Store(tmp_path)
-    again = tune(task, Bench(table), store=second, surrogate=default_surrogate(), settings=settings)
-    assert again.measured == 0
-    assert {d for d, _ in second._directories} == {table.problem.device.slug}
+    here = TABLE.problem.device.slug
+    there = replace(TABLE.problem, device=A100, id="elsewhere")
+    first, second = Store(tmp_path), Store(tmp_path)
+    first.add(there, replace(TABLE.measurements[0], problem=there.id))
+    decide(first, Bench(TABLE))
+    assert {d for d, _ in first._directories} == {here, A100.slug}
+    assert decide(second, Bench(TABLE)).measured == 0
+    assert {d for d, _ in second._directories} == {here}

@@ -20,19 +20,6 @@ from tests.core.store.stored import A100, H200, decided, log_of, measured, probl
 # --- measurements ---
 
 
-def test_measurements_come_back_in_order_and_with_their_extra_fields(store: Store) -> None:
-    p, other = problem(), problem(2048)
-    given_ = [measured(p, 16), measured(p, 32, None), measured(p, 16, 0.5)]
-    for m in given_:
-        store.add(p, m)
-    store.add(other, measured(other, 16))
-    assert store.measurements(p) == given_
-    assert [dict(m.extra) for m in store.measurements(p)] == [dict(m.extra) for m in given_]
-    assert store.measurements(other) == [measured(other, 16)]
-    assert store.measurements(problem(4096)) == []
-    assert store.issued_warnings == []
-
-
 def test_a_measurement_is_on_disk_when_add_returns_and_seen_by_others(tmp_path: Path) -> None:
     p = problem()
     writer, reader = Store(tmp_path), Store(tmp_path)
@@ -71,13 +58,10 @@ def test_hosts_have_logs_of_their_own_and_are_merged_by_time(tmp_path: Path) -> 
         assert len(read_tables(file)) == 1, "every host's log can be read alone"
 
 
-def test_a_measurement_under_the_wrong_problem_is_refused(store: Store) -> None:
+def test_a_decision_under_the_wrong_problem_is_refused(store: Store) -> None:
     p, other = problem(), problem(2048)
     with pytest.raises(RecordError, match="filed under its own problem"):
-        store.add(p, measured(other, 1))
-    with pytest.raises(RecordError, match="filed under its own problem"):
         store.put_decision(p, decided(other))
-    assert list(store.tables()) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), object(), {1, 2}])
@@ -170,21 +154,11 @@ def test_a_problem_id_cannot_leave_its_directory(tmp_path: Path) -> None:
         assert held
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert Store(tmp_path / "cache").decision(evil) == store.decision(evil) is not None
+    assert list(store.tables()) == [], "a decision is no measurement"
     assert problem_file(p.id) == p.id
 
 
 # --- decisions ---
-
-
-def test_a_decision_is_kept_and_replaced(store: Store) -> None:
-    p = problem()
-    assert store.decision(p) is None
-    store.put_decision(p, decided(p, 16))
-    assert store.decision(p) == decided(p, 16)
-    store.put_decision(p, decided(p, 32))
-    assert store.decision(p) == decided(p, 32)
-    assert list(store.decisions()) == [(p, decided(p, 32))]
-    assert list(store.tables()) == [], "a decision is no measurement"
 
 
 def test_a_decision_is_one_small_file_and_the_log_is_not_needed_for_it(tmp_path: Path) -> None:
@@ -220,18 +194,6 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
 
 
 # --- locks ---
-
-
-def test_the_tuning_lock_excludes_others_per_problem(store: Store) -> None:
-    p, other = problem(), problem(2048)
-    with (
-        store.tuning_lock(p, 1.0) as first,
-        store.tuning_lock(p, 0.02) as again,
-        store.tuning_lock(other, 1.0) as third,
-    ):
-        assert (first, again, third) == (True, False, True)
-    with store.tuning_lock(p, 1.0) as held:
-        assert held
 
 
 def test_the_tuning_lock_lets_errors_through_and_is_given_back(store: Store) -> None:

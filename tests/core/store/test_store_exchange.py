@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -159,12 +158,3 @@ def test_a_malformed_cache_file_is_named_and_the_rest_taken(
     assert main(["import", *files, *words]) == 2
     assert "bad.autotune.json" in capsys.readouterr().err
     assert [t.problem.kernel.name for t in Store(tmp_path / "store").tables()] == ["good"]
-
-
-def test_exported_gzip_is_the_same_bytes_each_time(tmp_path: Path) -> None:
-    store, p = Store(None), problem()
-    store.add(p, measured(p, 16))
-    for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        write_tables(tmp_path / name, store.tables())
-    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
-    assert len(gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).splitlines()) == 2

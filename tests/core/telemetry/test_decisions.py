@@ -7,34 +7,24 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import FrozenMissError
-from forecast_autotune.ranks.tuning import tune_together
 from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.telemetry.spans import DecisionSpan
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask
 from forecast_integrations.commands.run import RunSummary
+from tests.core.ranks.small_jobs import TABLE, decide
 from tests.core.telemetry.recorder import Recorder
 
 
 @pytest.fixture
 def decided(recorder: Recorder) -> Any:
     """Decides the example problem; the recorder hears of it."""
-    table = example_table()
     store = Store(None)
 
-    def decide(**changes: Any) -> Decision:
-        return tune_together(
-            TuningTask(table.problem, list(table.by_candidate())),
-            lambda: TableMeasurer(table, workers=2),
-            store=store,
-            surrogate=AnalyticSurrogate(),
-            settings=Settings(**changes),
-        )
+    def here(**changes: Any) -> Decision:
+        return decide(None, store=store, settings=Settings(**changes))
 
-    return decide
+    return here
 
 
 def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Recorder) -> None:
@@ -66,7 +56,7 @@ def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Reco
 def test_a_key_that_was_met_before_is_not_counted_again(decided: Any, recorder: Recorder) -> None:
     fresh = decided()
     before = dict(recorder.counted)
-    with DecisionSpan(example_table().problem, Settings(), met_now=False) as span:
+    with DecisionSpan(TABLE.problem, Settings(), met_now=False) as span:
         assert span.conclude(fresh) is fresh
     assert recorder.counted == {name: n if name == "misses" else 2 * n for name, n in before.items()}
 
