@@ -84,6 +84,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_LLM_TRUST", "maybe", "one of auto, always, never"),
     ("FORECAST_AUTOTUNE_TELEMETRY", "jaeger", "one of off, otel"),
     ("FORECAST_AUTOTUNE_SEED", "x", r"an integer from 0 to 4294967295"),
+    ("FORECAST_AUTOTUNE_LLM_MAX_TOKENS", "1" + "0" * 18, r"an integer from 1 to 1000000000000000"),
 ]
 
 

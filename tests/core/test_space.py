@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from forecast_autotune.records import Config
 from forecast_autotune.space import Space
 
 VALUES = st.lists(st.sampled_from([16, 32, 64, 128]), min_size=1, max_size=4, unique=True)
-
-
-def test_order_is_that_of_nested_loops() -> None:
-    space = Space({"A": [2, 1], "B": [True, False]}, num_warps=[8, 4])
-    assert [(c.parameters()["A"], c.parameters()["B"], c.num_warps) for c in space] == list(
-        itertools.product([2, 1], [True, False], [8, 4])
-    )
 
 
 def test_launch_options_reach_the_config() -> None:

@@ -156,17 +156,6 @@ def test_a_missing_script_or_module_is_said_plainly(tmp_path: Path, capsys: Capt
     )
 
 
-def test_without_triton_and_torch_there_is_nothing_to_run(tmp_path: Path) -> None:
-    code = (
-        "import importlib.util as u, sys; find = u.find_spec;"
-        "u.find_spec = lambda name, *a: None if name in ('triton', 'torch') else find(name, *a);"
-        "from forecast_autotune.commands import main; sys.exit(main(['run', 'x.py']))"
-    )
-    done = python("-c", code)
-    assert done.returncode == 1
-    assert "pip install 'forecast-autotune[triton]'" in done.stderr
-
-
 TUNED = """
 import os, sys
 assert "triton" not in sys.modules  # the program's own settings come first

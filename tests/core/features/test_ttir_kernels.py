@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.features.cost import CostBreakdown, CostConstants, FactColumns, costs
+from forecast_autotune.features.cost import CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
@@ -20,7 +20,8 @@ import triton.language as tl
 
 from tests.core.features.traced import call_of, read
 
-F16, F32, I32 = torch.float16, torch.float32, torch.int32
+F16, F32 = torch.float16, torch.float32
+H200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
 
 
 @pytest.fixture(autouse=True)
@@ -306,10 +307,9 @@ def test_the_formula_charges_for_lines_and_for_instructions() -> None:
     aligned = read(copy, ((F16, 1 << 24), (F16, 1 << 24), 1 << 24), {"B": 1024}, (1 << 14,))
     parted = read(copy, ((F16, 1 << 24), (F16, 1 << 24), (1 << 24) - 5), {"B": 1024}, (1 << 14,))
     configs = [Config((), warps, 1) for warps in (1, 32, 24)]
-    h200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
 
     def near(got: TtirFacts) -> CostBreakdown:
-        return costs(FactColumns.of([got] * 3), [(1 << 14,)] * 3, configs, h200)
+        return costs(FactColumns.of([got] * 3), [(1 << 14,)] * 3, configs, H200)
 
     good, bad = near(aligned), near(parted)
     assert bad.memory_ms[0] > 1.5 * good.memory_ms[0]
@@ -347,22 +347,6 @@ def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
         extract_facts(text, [*arguments, Argument("N", "scalar", value=n)], (64,)) for n in (65536, 65531)
     )
     assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
-
-
-# --- what decides times beyond bytes and FLOPs, and what the formula makes of it ---
-
-
-H200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
-
-
-def costed(
-    got: TtirFacts, grid: tuple[int, ...], *warps: int, constants: CostConstants | None = None
-) -> CostBreakdown:
-    """The formula for one program in several numbers of warps."""
-    n = len(warps)
-    return costs(
-        FactColumns.of([got] * n), [grid] * n, [Config((), w, 1) for w in warps], H200, 0.0, constants
-    )
 
 
 # --- products that follow each other ---
@@ -410,24 +394,6 @@ def test_a_product_that_feeds_another_is_chained_and_the_last_one_is_not() -> No
     assert sums.chained_flops == sums.chained_rows == 0
 
 
-# --- stores that leave gaps ---
-
-
-@triton.jit
-def _copy(x, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i))
-
-
-# --- atomic operations ---
-
-
-@triton.jit
-def counted(x, y, N, B: tl.constexpr):
-    i = tl.arange(0, B)
-    tl.atomic_add(y + i, tl.load(x + tl.program_id(0) * B + i), mask=i < N)
-
-
 # --- reductions across warps ---
 
 
@@ -445,7 +411,8 @@ def test_warps_that_share_columns_exchange_them() -> None:
     assert down.exchanged_2 == 2 * 256 / 2
     along = read(columns, ((F16, (16, 256)), (F16, 16)), {"R": 16, "C": 256, "AXIS": 1})
     assert along.exchanged_4 == along.exchanged_32 == 0
-    one, four = costed(down, (132,), 1, 4).exchange_ms
+    warps = [Config((), n, 1) for n in (1, 4)]
+    one, four = costs(FactColumns.of([down] * 2), [(132,)] * 2, warps, H200).exchange_ms
     assert one == 0 < four
 
 
@@ -469,5 +436,3 @@ def test_lanes_that_a_mask_switches_off_for_certain_are_told() -> None:
     assert share(256, 1024, 64) == 0
     assert share(64, 1024, 64) == 0.75
     assert share(64, 8, 1) == 1 - 0.25 * 0.5
-    got = read(_copy, ((F32, 4096), (F32, 4096)), {"B": 64})
-    assert got.inactive_bytes == 0

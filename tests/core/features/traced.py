@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from forecast_autotune.features.trace import trace, trace_many
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
@@ -39,12 +37,6 @@ def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, 
     """Facts of a kernel that is called in this way."""
     live, records = call_of(fn, args)
     return extract_facts(trace(fn, live, {}, meta), records, grid)
-
-
-@triton.jit
-def gathered(x, index, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + tl.load(index + i)))
 
 
 def traced_products(

@@ -195,9 +195,6 @@ def test_a_decision_without_a_clock_waits_for_the_model() -> None:
 # --- who waits, for how long, and what happens to those that hang ---
 
 
-"""Probability that a model's part belongs into a forecast, before anything was measured."""
-
-
 @pytest.fixture
 def held() -> Iterator[threading.Event]:
     event = threading.Event()

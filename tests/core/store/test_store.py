@@ -196,8 +196,10 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
 # --- locks ---
 
 
-def test_the_tuning_lock_lets_errors_through_and_is_given_back(store: Store) -> None:
-    p = problem()
+def test_the_tuning_lock_is_of_one_problem_lets_errors_through_and_is_given_back(store: Store) -> None:
+    p, other = problem(), problem(2048)
+    with store.tuning_lock(p, 1.0), store.tuning_lock(other, 1.0) as apart:
+        assert apart
     with pytest.raises(OSError, match="from the body"), store.tuning_lock(p, 1.0):
         raise OSError("from the body")
     with store.tuning_lock(p, 1.0) as held:

@@ -206,11 +206,24 @@ def test_lines_of_a_newer_release_are_passed_over_in_silence(tmp_path: Path) -> 
     assert store.issued_warnings == []
 
 
-UNHASHABLE = json.dumps({**decision(problem()).to_json(), "config": {"num_warps": []}}).encode()
+DECISION = decision(problem()).to_json()
+WRONG: list[dict[str, object]] = [
+    {"type": "measurement"},
+    {"evidence": "guessed"},
+    {"config": None},
+    {"config": {"kwargs": 3}},
+    {"config": {"num_warps": []}},
+    {"cost": {"no_such_cost": 1}},
+    {"rounds": 3},
+]
 
 
 @pytest.mark.parametrize(
-    "damage", [UNHASHABLE, b"", b"{", b"[]", b'{"type":"decision","schema":1}', b"\xff", b'{"config":[]}']
+    "damage",
+    [
+        *(json.dumps({**DECISION, **change}).encode() for change in WRONG),
+        *(b"", b"{", b"[]", b'{"type":"decision","schema":1}', b"\xff"),
+    ],
 )
 def test_a_damaged_decision_is_noted_and_counts_as_none(tmp_path: Path, damage: bytes) -> None:
     p = problem()

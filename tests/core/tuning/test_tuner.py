@@ -197,6 +197,13 @@ def test_exhaustive_measures_everything_whatever_the_policy_and_takes_the_kernel
     assert table.problem.ttir == {"N=5": "module {}"}, "five blocks; warps do not change the IR"
 
 
+def test_listening_measures_all_that_the_host_would() -> None:
+    bench = Bench(TABLE)
+    decision = decide(Store(None), bench, surrogate=Told(constant(sd=0.0)), mode=Mode.LISTEN)
+    assert set(bench.asked) == set(TABLE.by_candidate())
+    assert decision.median_ms <= (1.0 + NEGLIGIBLE_GAIN) * min(m.ms for m in TABLE.measurements if m.ok)
+
+
 def test_deterministic_uses_neither_clock_nor_store() -> None:
     fresh = decide(Store(None), Bench(TABLE), mode="deterministic")
     store, bench = Store(None), Bench(TABLE)

@@ -31,7 +31,6 @@ from forecast_train.llm.grpo import (
 from forecast_train.llm.runs import LoraSettings
 from forecast_train.splits import family_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "train_language_model.md"
 F = [label.token for label in BINS.labels].index("F")
 GOOD = '{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}'
 EXAMPLES = build_examples(
