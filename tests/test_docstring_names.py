@@ -34,8 +34,8 @@ FOREIGN = {
 
 
 @cache
-def nodes(tree: ast.Module) -> list[ast.AST]:
-    """All nodes of a module: walking takes most of the time."""
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """All nodes of a tree: walking takes most of the time."""
     return list(ast.walk(tree))
 
 
@@ -49,6 +49,13 @@ def documentation(tree: ast.Module) -> list[ast.Constant]:
     return [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
+def identifiers(*trees: ast.AST) -> set[str]:
+    """Names of variables, attributes, arguments, functions, classes and modules in parts of the code."""
+    fields = ("id", "attr", "arg", "name", "asname", "module")
+    found = (getattr(node, field, None) for tree in trees for node in nodes(tree) for field in fields)
+    return {part for word in found if isinstance(word, str) for part in word.split(".")}
+
+
 class Names:
     """Every name of the packages: words of the code, and what modules and classes hold."""
 
@@ -57,12 +64,9 @@ class Names:
         self.roots = {*sys.stdlib_module_names, *FOREIGN_ROOTS}
         """First parts of dotted names that lead outside."""
         self.held: defaultdict[str, set[str]] = defaultdict(set)
-        """Names by module."""
-        self.homes: defaultdict[str, list[str]] = defaultdict(list)
-        """Modules by every end of their dotted names."""
-        self.classes: dict[str, tuple[set[str], list[str]]] = {}
-        """Attributes and bases by class."""
-        self.variables: defaultdict[str, set[str]] = defaultdict(set)
+        """Names by class, and by every end of a module's dotted name."""
+        self.bases: defaultdict[str, set[str]] = defaultdict(set)
+        self.variables: dict[str, set[str]] = {}
         """Arguments and variables by module: their attributes are known by word alone."""
         self.texts: set[str] = set()
         """Texts in the code, as groups of entry points are."""
@@ -70,70 +74,47 @@ class Names:
             self._read(module, tree)
 
     def _read(self, module: str, tree: ast.Module) -> None:
-        prose = {id(text) for text in documentation(tree)}
-        for count in range(len(parts := module.split("."))):
-            self.homes[".".join(parts[count:])].append(module)
-        self.words |= {*parts}
-        folder, _, name = module.rpartition(".")
-        self.held[folder].add(name)
+        parts, variables = module.split("."), self.variables.setdefault(module, set())
+        definitions = [s for s in tree.body if isinstance(s, ast.ClassDef | ast.FunctionDef)]
+        own = identifiers(*(s for s in tree.body if s not in definitions)) | {s.name for s in definitions}
+        for count in range(len(parts)):
+            self.held[".".join(parts[count:])] |= own
+            self.held[".".join(parts[count:-1])].add(parts[-1])
+        prose, texts = {id(text) for text in documentation(tree)}, set[str]()
         for node in nodes(tree):
-            for field in ("id", "attr", "arg", "name", "asname"):
-                if isinstance(word := getattr(node, field, None), str):
-                    self.words |= {*word.split(".")}
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-                self.words |= {*re.findall(r"\w+", node.value)}
-                self.texts.add(node.value)
+                texts.add(node.value)
             elif isinstance(node, ast.arg):
-                self.variables[module].add(node.arg)
+                variables.add(node.arg)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                self.variables[module].add(node.id)
+                variables.add(node.id)
             elif isinstance(node, ast.ImportFrom | ast.Import):
                 first = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-                self.words |= {*str(first).split(".")}
-                if not (root := str(first).split(".")[0]).startswith("forecast_"):
-                    self.roots.add(root)
+                self.roots |= {root for root in (str(first).split(".")[0],) if root[:9] != "forecast_"}
             elif isinstance(node, ast.ClassDef):
-                self._read_class(node)
-        for statement in tree.body:
-            self.held[module].add(str(getattr(statement, "name", "")))
-            if not isinstance(statement, ast.ClassDef | ast.FunctionDef):
-                self.held[module] |= {
-                    n.asname or n.name for n in ast.walk(statement) if isinstance(n, ast.alias)
-                }
-                self.held[module] |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-
-    def _read_class(self, node: ast.ClassDef) -> None:
-        own = {str(getattr(x, "name", "")) for x in node.body}
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Attribute):
-                own.add(inner.attr)
-            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                own.add(inner.id)
-        known, bases = self.classes.get(node.name, (set(), []))
-        self.classes[node.name] = known | own, bases + [ast.unparse(base) for base in node.bases]
+                self.held[node.name] |= identifiers(*node.body)
+                self.bases[node.name] |= {ast.unparse(b).split("[")[0].split(".")[-1] for b in node.bases}
+        self.texts |= texts
+        self.words |= {*parts, *identifiers(tree), *re.findall(r"\w+", " ".join(texts))}
 
     def exist(self, name: str, module: str) -> bool:
         """Whether a name is one of them; a dotted one as a member of the module, class or variable that it names."""
         first, *rest = name.split(".")
         if name in FOREIGN or name in self.texts or first in self.roots:
             return True
-        if not rest or rest[-1] in FILE_SUFFIXES or first in self.variables[module]:
-            return {first, *rest} - FILE_SUFFIXES <= self.words
-        for count in range(len(rest), -1, -1):
-            head, left = ".".join([first, *rest[:count]]), rest[count:]
-            if homes := self.homes[head]:
-                members = {member for home in homes for member in self.held[home]}
-                return not left or (left[0] in members and self._is_member(left))
-        if first in self.classes:
-            return self._is_member([first, *rest])
-        return {first, *rest} <= self.words
+        if rest and rest[-1] not in FILE_SUFFIXES and first not in self.variables[module]:
+            for count in range(len(rest), 0, -1):
+                head, member = ".".join([first, *rest[: count - 1]]), rest[count - 1]
+                if head in self.held:
+                    return self._holds(head, member) and (
+                        count == len(rest) or self._holds(member, rest[count])
+                    )
+        return {first, *rest} - FILE_SUFFIXES <= self.words
 
-    def _is_member(self, path: list[str]) -> bool:
-        if len(path) == 1 or path[0] not in self.classes:
-            return True
-        attributes, bases = self.classes[path[0]]
-        outside = any(base.split("[")[0].split(".")[-1] not in self.classes for base in bases)
-        return path[1] in attributes or outside or any(self._is_member([base, path[1]]) for base in bases)
+    def _holds(self, owner: str, member: str) -> bool:
+        """Whether a module or a class, or one of its bases, has a member; a base from outside has all."""
+        held = owner not in self.held or member in self.held[owner]
+        return held or any(self._holds(base, member) for base in self.bases[owner])
 
 
 def is_name(text: str) -> bool:
