@@ -223,25 +223,19 @@ def test_the_variable_alone_patches_triton_when_it_is_imported(values: list[str]
 
 
 @needs_triton
-def test_triton_that_is_there_already_is_patched_at_once() -> None:
-    start = (
-        "import triton; from forecast_autotune.activate import install; assert install(); assert install()"
-    )
-    done = python("-c", WATCH.format(start=start), env={**os.environ, "FORECAST_AUTOTUNE": "1"})
-    assert done.stdout.endswith("True 0 True\n"), done.stderr
-
-
-@needs_triton
 @pytest.mark.parametrize(
-    "first",
+    ("before", "after"),
     [
-        "from forecast_autotune import autotune",
-        "from forecast_autotune import settle; settle()",
-        "import forecast_integrations.triton.engine",
+        ("import triton", "assert install()"),
+        ("", "from forecast_autotune import autotune"),
+        ("", "from forecast_autotune import settle; settle()"),
+        ("", "import forecast_integrations.triton.engine"),
     ],
 )
-def test_triton_is_served_where_a_module_of_ours_imports_it_first(first: str) -> None:
-    start = f"from forecast_autotune.activate import install; assert install(); {first}"
+def test_triton_is_served_where_it_is_there_already_or_a_module_of_ours_imports_it_first(
+    before: str, after: str
+) -> None:
+    start = f"{before}\nfrom forecast_autotune.activate import install; assert install(); {after}"
     done = python("-c", WATCH.format(start=start), env={**os.environ, "FORECAST_AUTOTUNE": "1"})
     assert done.stdout.endswith("True 0 True\n"), done.stderr
 

@@ -80,20 +80,21 @@ def test_a_killed_run_loses_its_last_row_only(tmp_path: Path) -> None:
         read_file(log(tmp_path, torn + "\n" + OLD.splitlines()[2] + "\n"), DEVICE)
 
 
+CONFIGS = ("Config(__import__('os').system('true'))", "Config(a=open('x'))", "Config(**{})", "32", "Config(")
+
+
 @pytest.mark.parametrize(
-    "config",
-    ["Config(__import__('os').system('true'))", "Config(a=open('x'))", "Config(**{})", "32", "Config("],
+    ("ms", "config"),
+    [
+        *(("1.0", config) for config in CONFIGS),
+        *((ms, "Config(a=1)") for ms in ("nan", "inf", "-1", "0", "", "fast")),
+    ],
 )
-def test_a_config_is_read_and_never_run(tmp_path: Path, config: str) -> None:
-    rows = f'0,1,0,ok,1.0,0.4,"{config}"\n0,1,0,ok,1.0,0.4,"Config(a=1)"\n'
+def test_a_config_is_read_and_never_run_and_its_time_is_a_positive_number(
+    tmp_path: Path, ms: str, config: str
+) -> None:
+    rows = f'0,1,0,ok,{ms},0.4,"{config}"\n0,1,0,ok,1.0,0.4,"Config(a=1)"\n'
     with pytest.raises(RecordError, match=r"softmax\.csv:2"):
-        read_file(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
-
-
-@pytest.mark.parametrize("ms", ["nan", "inf", "-1", "0", "", "fast"])
-def test_a_time_is_a_positive_number(tmp_path: Path, ms: str) -> None:
-    rows = f'0,1,0,ok,{ms},0.4,"Config(a=1)"\n0,1,0,ok,1.0,0.4,"Config(a=1)"\n'
-    with pytest.raises(RecordError):
         read_file(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
 
 

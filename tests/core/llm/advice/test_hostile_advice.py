@@ -26,7 +26,8 @@ def body(*lines: str) -> str:
     return HEAD + "\n    ".join(lines) + "\n"
 
 
-READ = {
+HOSTILE = {
+    # Refused when it is read ...
     "an import": "import os\n" + body("return 1"),
     "an import inside": body("import os", "return 1"),
     "an import by name": body('return __import__("os").getpid()'),
@@ -109,8 +110,7 @@ READ = {
     "a matrix product": body("return config.BLOCK @ config.BLOCK"),
     "is": body("return 1 if config.BLOCK is None else 2"),
     "a return of nothing": body("return"),
-}
-EVALUATED = {
+    # ... and when it is evaluated.
     "no such meta-parameter": body("return config.BLOK"),
     "dunder of config": body("return config.__class__"),
     "dunder of arguments": body("return args.__init__.__globals__"),
@@ -169,20 +169,17 @@ def evaluated(text: str) -> Costs:
         return parse_cost_function(text).evaluate(subject())
 
 
-@pytest.mark.parametrize("text", READ.values(), ids=READ.keys())
-def test_what_is_not_of_the_language_is_refused_when_it_is_read(text: str) -> None:
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_gives_no_cost_is_refused_soon_and_no_part_of_it_has_run(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr("builtins.print", lambda *given, **_: printed.append(given))
     begin = time.thread_time()
     with pytest.raises(AdviceError):
         evaluated(text)
     assert time.thread_time() - begin < WITHIN_S
-
-
-@pytest.mark.parametrize("text", EVALUATED.values(), ids=EVALUATED.keys())
-def test_what_gives_no_cost_is_refused_when_it_is_evaluated(text: str) -> None:
-    begin = time.thread_time()
-    with pytest.raises(AdviceError):
-        evaluated(text)
-    assert time.thread_time() - begin < WITHIN_S
+    assert printed == []
 
 
 def test_names_are_read_as_python_reads_them() -> None:
@@ -192,22 +189,6 @@ def test_names_are_read_as_python_reads_them() -> None:
         parse_cost_function(body("return config.ВLOCK")).evaluate(subject())  # a Cyrillic letter
     with pytest.raises(AdviceError):
         parse_cost_function(body("return ｅval(1)"))
-
-
-def test_nothing_is_executed() -> None:
-    """Parts of a text that is refused have not run before it is."""
-    import builtins
-
-    seen: list[object] = []
-    kept = builtins.print
-    builtins.print = lambda *given, **_: seen.append(given)  # type: ignore[assignment]
-    try:
-        for text in (*READ.values(), *EVALUATED.values()):
-            with pytest.raises(AdviceError):
-                parse_cost_function(text).evaluate(subject())
-    finally:
-        builtins.print = kept
-    assert not seen
 
 
 def mutated(text: str, generator: random.Random) -> str:

@@ -210,21 +210,3 @@ def test_people_see_every_problem_its_path_and_the_sum(
     for part in ("one", "two", "▁", "2 of 1 kernels", "policy exhaustive"):
         assert part in text
     assert text.count("15 of 15") == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tolerance", "-1"], "tolerance"),
-        (["--risk", "2"], "risk"),
-        (["--policy", "magic"], "invalid choice"),
-    ],
-)
-def test_wrong_options_are_usage_errors(
-    file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["replay", str(file), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("forecast-autotune: error: ")
-    assert message in captured.err
