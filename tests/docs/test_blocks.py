@@ -65,6 +65,8 @@ _SAVED = re.compile(", about [^,;]* saved(?=;|$)")
 """Told only where something was: not on a machine that was busy meanwhile."""
 _EXACT = re.compile("\u2502 (?:problems|measured|regret) ")
 """Lines whose numbers are the same on every machine."""
+_ANYWHERE = "forecast-autotune replay"
+"""Seconds of what ships alone, whatever the page: run once."""
 
 
 @dataclass
@@ -150,7 +152,12 @@ def run_shell(block: Block) -> str | None:
 
 
 def bash(command: str) -> tuple[int, str]:
+    kept = Path(os.environ["SHARED"], "replay")
+    if command == _ANYWHERE and kept.is_file():
+        return 0, kept.read_text(encoding="utf-8")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if command == _ANYWHERE and not done.returncode:
+        kept.write_text(done.stdout + done.stderr, encoding="utf-8")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -243,6 +250,7 @@ def run_page(page: Path, directory: Path, shared: Path, answer: Connection) -> N
     os.environ.update(kept)
     os.environ.update(
         FORECAST_AUTOTUNE_CACHE_DIR=str(directory / "store"),
+        SHARED=str(shared),
         TRITON_CACHE_DIR=str(shared / "triton"),
         TRITON_DEFAULT_FP_FUSION="1",  # else Triton 3.9 warns in every process
         PATH=f"{shared / 'bin'}:{kept.get('PATH', '')}",
@@ -282,7 +290,7 @@ def test_every_block_runs_and_prints_what_the_page_says(page: Path, tmp_path: Pa
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "triton", "forecast_integrations.triton.decorator"])
+    context.set_forkserver_preload(["pytest", "sybil", "torch", "forecast_integrations.triton.decorator"])
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=run_page, args=(page, tmp_path, shared, sender))
     child.start()

@@ -20,6 +20,7 @@ LONGEST = (
     "budgets_and_modes",
     "dynamic_shapes",
     "export_import",
+    "row_maximum",
     "search_tiny",
     "space",
     "tilelang_matmul",

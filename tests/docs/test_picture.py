@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.plots import replay_curve, results
-from forecast_autotune import Table, read_tables, shipped_tables
+from forecast_autotune import read_tables, shipped_tables
+from forecast_autotune.tuning.replays.replay import ReplayReport
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]
@@ -22,14 +23,18 @@ def texts(path: Path) -> list[str]:
     return [text.strip() for text in root.itertext() if text.strip()]
 
 
+Replayed = tuple[ReplayReport, replay_curve.Curve]
+
+
 @pytest.fixture(scope="module")
-def tables() -> list[Table]:
-    return [table for path in shipped_tables() for table in read_tables(path)][:3]
+def replayed() -> Replayed:
+    """Three tables by the default policy, and in random orders."""
+    tables = [table for path in shipped_tables() for table in read_tables(path)][:3]
+    return replay_curve.replay_by_default_policy(tables), replay_curve.random_curve(tables)
 
 
-def test_the_curves_fall_and_forecasts_are_below_chance(tables: list[Table]) -> None:
-    forecast = replay_curve.forecast_curve(replay_curve.replay_by_default_policy(tables))
-    random = replay_curve.random_curve(tables)
+def test_the_curves_fall_and_forecasts_are_below_chance(replayed: Replayed) -> None:
+    forecast, random = replay_curve.forecast_curve(replayed[0]), replayed[1]
     for curve in (forecast, random):
         assert curve.shape == replay_curve.SHARES.shape
         assert (np.diff(curve) <= 1e-12).all()
@@ -38,10 +43,9 @@ def test_the_curves_fall_and_forecasts_are_below_chance(tables: list[Table]) -> 
     assert forecast[tenth] < random[tenth]
 
 
-def test_the_script_draws_the_same_file_twice(tables: list[Table], tmp_path: Path) -> None:
-    report, random = replay_curve.replay_by_default_policy(tables), replay_curve.random_curve(tables)
+def test_the_script_draws_the_same_file_twice(replayed: Replayed, tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        replay_curve.draw(report, random, tmp_path / name)
+        replay_curve.draw(*replayed, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert set(texts(PICTURE)) - set(texts(tmp_path / "one.svg")) == {
         "36 recorded H200 problems of 12 kernels, replayed"

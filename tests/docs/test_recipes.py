@@ -24,9 +24,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store, layers
 from forecast_autotune.store.bundles import Bundle, write_bundle
 from forecast_autotune.store.merging import StoreFolder
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
+from tests.core.tuning.loop import TABLE, Bench, decide
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "how_to" / "recipes"
@@ -37,14 +35,8 @@ PROGRAM = f"{sys.executable} -m forecast_autotune"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with one decision."""
-    folder, table = tmp_path_factory.mktemp("made"), example_table()
-    tune(
-        TuningTask(table.problem, list(table.by_candidate())),
-        lambda: TableMeasurer(table, workers=2),
-        store=Store(folder / "store"),
-        surrogate=AnalyticSurrogate(),
-        settings=Settings(),
-    )
+    folder = tmp_path_factory.mktemp("made")
+    decide(Store(folder / "store"), Bench(TABLE))
     write_bundle(StoreFolder(folder / "store"), folder / "tuned")
     return folder / "tuned"
 
@@ -60,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def serves() -> bool:
     """Whether the example problem is decided here."""
-    return Store.default().decision(example_table().problem) is not None
+    return Store.default().decision(TABLE.problem) is not None
 
 
 def check_settings(variables: Mapping[str, str]) -> Settings:

@@ -67,6 +67,7 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["export", "--store", "/nowhere"],
         ["export", "out", "--format", "kernel-tuner", "--store", "/nowhere"],
         ["show", "--store", "/nowhere"],
+        ["show", "--store", "~nobody-of-this-name/cache"],
         ["show", "--calibration", "--store", "/nowhere"],
         ["explain", "k", "--store", "/nowhere"],
         ["clear", "--yes", "--store", "/nowhere"],
@@ -276,7 +277,9 @@ def test_doctor_reports_every_part_with_a_remedy_where_one_is_needed(root: Path,
     assert data["ok"] == (status == 0) == all(check["status"] != "fail" for check in checks.values())
     assert all(check["remedy"] for check in checks.values() if check["status"] != "ok")
     assert checks["store"]["detail"].startswith(str(root))
-    assert [row["variable"] for row in data["settings"]] == [row[0] for row in Settings().describe()]
+    values = {row["variable"]: row["value"] for row in data["settings"]}
+    assert list(values) == [row[0] for row in Settings().describe()]
+    assert (values["FORECAST_AUTOTUNE_SUMMARY"], values["FORECAST_AUTOTUNE_LLM_KEY"]) == ("0", "not set")
     assert not root.exists(), "looking makes no store"
 
 
@@ -290,42 +293,32 @@ def test_doctor_fails_for_a_bad_setting_and_an_unusable_store(
     assert failed == {"settings", "store"}
 
 
-def test_doctor_warns_of_bundles_and_a_model_that_are_not_there(
+def test_doctor_warns_of_what_is_set_and_not_there_and_shows_no_secret(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", os.pathsep.join(["/nowhere", str(tmp_path)]))
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "/nowhere/model.npz")
+    variables = {
+        "STORES": os.pathsep.join(["/nowhere", str(tmp_path)]),
+        "MODEL": "/nowhere/model.npz",
+        "SUMMARY": "1",
+        "LLM_KEY": "sesame",
+        "TOLERANCES": "0.1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"FORECAST_AUTOTUNE_{name}", value)
     main(["doctor", "--json"])
-    results = [
-        (c["name"], c["detail"]) for c in shown(capsys)["checks"] if c["status"] == "warn" and c["remedy"]
-    ]
+    captured = capsys.readouterr().out
+    assert "sesame" not in captured
+    data = json.loads(captured)
+    values = {row["variable"]: row["value"] for row in data["settings"]}
+    assert (values["FORECAST_AUTOTUNE_SUMMARY"], values["FORECAST_AUTOTUNE_LLM_KEY"]) == ("1", "set")
+    results = [(c["name"], c["detail"]) for c in data["checks"] if c["status"] == "warn" and c["remedy"]]
     assert ("bundles", "/nowhere is not there") in results
     assert ("bundles", f"{tmp_path} is no bundle") in results
     assert ("model", "/nowhere/model.npz is no file") in results
+    assert ("settings", "unknown: FORECAST_AUTOTUNE_TOLERANCES") in results
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", "~no-such-user/bundle")
-    main(["doctor", "--json"])
-    assert any(
-        "nobody's home directory" in c["detail"] for c in shown(capsys)["checks"] if c["name"] == "bundles"
-    )
-
-
-def test_doctor_shows_flags_in_the_words_of_their_rule_and_no_secret(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for given, flag, key in (("", "0", "not set"), ("1", "1", "set")):
-        monkeypatch.setenv("FORECAST_AUTOTUNE_SUMMARY", given)
-        monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", given and "sesame")
-        main(["doctor", "--json"])
-        captured = capsys.readouterr().out
-        values = {row["variable"]: row["value"] for row in json.loads(captured)["settings"]}
-        assert (values["FORECAST_AUTOTUNE_SUMMARY"], values["FORECAST_AUTOTUNE_LLM_KEY"]) == (flag, key)
-        assert "sesame" not in captured
-
-
-def test_doctor_notices_a_misspelt_variable(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_TOLERANCES", "0.1")
     main(["doctor"])
-    assert "unknown: FORECAST_AUTOTUNE_TOLERANCES" in capsys.readouterr().out
+    assert "nobody's home directory" in " ".join(capsys.readouterr().out.split())
 
 
 @needs_triton
@@ -347,7 +340,7 @@ from forecast_integrations.triton.null_device import null_device
 
 every = demo.configs()
 assert len(every) == len({str(c) for c in every}) == 72
-demo.configs = lambda: [c for c in every if c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"] <= 8192][:4]
+demo.configs = lambda: [c for c in every if c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"] <= 8192][:3]
 compare = demo.compare
 demo.compare = lambda say: compare(size=128, say=say)
 with null_device():
@@ -362,8 +355,8 @@ def test_the_demo_compares_both_tuners_on_one_problem() -> None:
     done = python("-c", NULL_DEMO, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["candidates"] == data["exhaustive"]["measured"] == 4
-    assert 1 <= data["forecast"]["measured"] <= 4
+    assert data["candidates"] == data["exhaustive"]["measured"] == 3
+    assert 1 <= data["forecast"]["measured"] <= 3
     # The null device's clock is a function of the config: no noise, so the best is known to both.
     assert data["exhaustive"]["ms"] <= data["forecast"]["ms"]
     assert data["regret"] == pytest.approx(data["forecast"]["ms"] / data["exhaustive"]["ms"] - 1)

@@ -180,7 +180,7 @@ def test_clear_counts_what_this_release_cannot_read(tuned: Table, root: Path, ca
     assert "cannot read" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, True), ("", 1, True), ("y", 0, False)])
+@pytest.mark.parametrize(("answer", "status", "left"), [("", 1, True), ("y", 0, False)])
 def test_clear_asks_on_a_terminal(tuned: Table, root: Path, answer: str, status: int, left: bool) -> None:
     keyboard, terminal = pty.openpty()
     try:

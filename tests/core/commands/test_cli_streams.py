@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forecast_autotune.commands import main
 from forecast_autotune.records.table import Table
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -39,32 +40,42 @@ def assert_told(done: subprocess.CompletedProcess[str]) -> None:
     assert "internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("redirected", [">&-", ">/dev/full", ">&- <&-"])
 @pytest.mark.parametrize(
-    "arguments",
-    [("search", "--help"), ("show", "--json"), ("export",), ("clear", "--advice", "--yes")],
-    ids=" ".join,
+    ("words", "redirected"),
+    [
+        ("search --help", ">&-"),
+        ("show --json", ">/dev/full"),
+        ("export", ">&- <&-"),
+        ("export", ">/dev/full"),
+        ("clear --advice --yes", ">&-"),
+    ],
 )
-def test_output_that_is_lost_is_an_error(tuned: Table, redirected: str, arguments: tuple[str, ...]) -> None:
+def test_output_that_is_lost_is_an_error(tuned: Table, words: str, redirected: str) -> None:
     """A help, a JSON document, rows, and the line of a change: all commands print by the same stream."""
-    assert_told(shell(redirected, *arguments))
+    assert_told(shell(redirected, *words.split()))
 
 
-@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&-", "2>&- <&-"])
-def test_without_stderr_or_stdin_the_result_is_there(tuned: Table, redirected: str) -> None:
+def test_without_stderr_or_stdin_the_result_is_there(tuned: Table) -> None:
     whole = shell("", "export").stdout
     assert whole.count("\n") > 5
-    done = shell(redirected, "export")
-    assert (done.returncode, done.stdout) == (0, whole)
-    assert not done.stderr or redirected == "<&-"
+    for redirected in ("2>&-", "2>/dev/full", "<&-", "2>&- <&-"):
+        done = shell(redirected, "export")
+        assert (done.returncode, done.stdout) == (0, whole)
+        assert not done.stderr or redirected == "<&-"
 
 
-@pytest.mark.parametrize("redirected", [">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full", "2>&-"])
-@pytest.mark.parametrize("arguments", [("explain", "none-such"), ("nonsense",), ("import", "/nowhere")])
-def test_the_status_tells_what_no_stream_can(redirected: str, arguments: tuple[str, ...]) -> None:
-    done = shell(redirected, *arguments)
-    assert done.returncode == (1 if arguments[0] == "explain" else 2)
-    assert (done.stdout, done.stderr) == ("", "")
+@pytest.mark.parametrize(
+    ("words", "redirected", "status"),
+    [
+        ("explain none-such", ">&- 2>&-", 1),
+        ("nonsense", ">&- 2>&- <&-", 2),
+        ("import /nowhere", ">/dev/full 2>/dev/full", 2),
+        ("nonsense", "2>&-", 2),
+    ],
+)
+def test_the_status_tells_what_no_stream_can(words: str, redirected: str, status: int) -> None:
+    done = shell(redirected, *words.split())
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 def test_the_commands_own_error_comes_before_that_of_its_stream() -> None:
@@ -73,23 +84,20 @@ def test_the_commands_own_error_comes_before_that_of_its_stream() -> None:
     assert "invalid choice" in done.stderr
 
 
-def test_closed_input_is_told(file: Path) -> None:
+def test_closed_input_is_told(tuned: Table) -> None:
     done = shell("<&-", "import", "-")
     assert done.returncode == 2
     assert "standard input is closed" in done.stderr
     assert done.stderr.count("\n") == 1
-    done = shell("<&-", "import", str(file))
-    assert done.returncode == 0, done.stderr
     done = shell("<&-", "clear")
     assert done.returncode == 2
     assert "pass --yes" in done.stderr
 
 
-def test_no_file_of_ours_becomes_standard_output(tmp_path: Path, file: Path) -> None:
+def test_no_file_of_ours_becomes_standard_output(tuned: Table, tmp_path: Path) -> None:
     """With descriptor 1 closed, the next file that is opened gets its number, and what is printed is in it."""
     exported = tmp_path / "out.jsonl"
-    assert shell("", "import", str(file)).returncode == 0
-    assert shell("", "export", str(exported)).returncode == 0
+    assert main(["export", str(exported)]) == 0
     whole = exported.read_bytes()
     done = shell(">&- 2>&- <&-", "export", str(exported))
     assert done.returncode == 1
@@ -99,15 +107,13 @@ def test_no_file_of_ours_becomes_standard_output(tmp_path: Path, file: Path) -> 
     assert not any(b"forecast-autotune:" in p.read_bytes() for p in logs)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [("--help",), ("show",), ("doctor", "--json"), ("search", "--help")])
-def test_nobody_reads(arguments: tuple[str, ...], unbuffered: str) -> None:
+@pytest.mark.parametrize(("words", "unbuffered"), [("--help", ""), ("show", "1"), ("search --help", "")])
+def test_nobody_reads(words: str, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "forecast_autotune", *arguments],
+            [sys.executable, "-m", "forecast_autotune", *words.split()],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
@@ -131,7 +137,7 @@ def test_a_program_that_is_run_keeps_pythons_own_streams(tmp_path: Path) -> None
 
 
 def test_a_terminal_without_a_micro_sign_is_told_us(tuned: Table) -> None:
-    for encoding, sign in (("ascii", "us"), ("latin-1", "µs"), ("utf-8", "µs")):
+    for encoding, sign in (("ascii", "us"), ("latin-1", "µs")):
         done = subprocess.run(
             [sys.executable, "-m", "forecast_autotune", "explain", "example"],
             capture_output=True,

@@ -233,22 +233,6 @@ def test_transpose() -> None:
 
 
 @triton.jit
-def two_kinds(x, y, n, split, B: tl.constexpr):
-    o = tl.program_id(0) * B + tl.arange(0, B)
-    if tl.program_id(0) < split:
-        tl.store(y + o, tl.load(x + o))
-    else:
-        for _ in range(0, n):
-            tl.store(y + o, tl.exp(tl.load(x + o)))
-
-
-def test_branch_on_the_program_counts_by_share() -> None:
-    got = read(two_kinds, (single(8192), single(8192), 10, 6), {"B": 128}, (8,))
-    assert got.load_ops == pytest.approx(0.75 + 0.25 * 10)
-    assert got.special == pytest.approx(128 * 0.25 * 10)
-
-
-@triton.jit
 def integer_matmul(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.int32)

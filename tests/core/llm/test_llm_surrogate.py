@@ -58,7 +58,6 @@ def test_a_temperature_widens_without_reordering() -> None:
     ],
 )
 def test_what_lies_outside_of_the_calibration_is_not_believed(change: dict[str, object], doubt: str) -> None:
-    model = LLMSurrogate(Said(favours(64)), calibrated())
     query = query_of(TABLE)
     strange = replace(query, problem=replace(query.problem, **change))  # type: ignore[arg-type]
     model = LLMSurrogate(

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.llm.calibration import FILE, calibration_path, write
-from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
@@ -24,12 +24,11 @@ from forecast_autotune.surrogates.factory import calibration_paths, open_backend
 from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import kernel_of
+from tests.core.captured_output import Capture
 from tests.core.llm.words import TABLE, calibrated, thinned
 from tests.core.tuning.loop import Bench, decide
 from tests.integrations.models.faults import stall
 from tests.integrations.models.faulty_server import FaultyServer
-
-Run = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
@@ -134,41 +133,20 @@ def test_surrogates_load_no_torch() -> None:
 # --- commands ---
 
 
-@pytest.fixture(scope="module")
-def few() -> list[Table]:
-    """One problem each of four families."""
-    kernels = ("softmax", "transpose", "layer_norm", "swiglu")
-    every = load(shipped_tables())
-    return [thinned(next(t for t in every if kernel_of(t.problem) == name), slice(20)) for name in kernels]
-
-
-@pytest.fixture
-def tables(tmp_path: Path, few: list[Table]) -> str:
-    path = tmp_path / "tables.jsonl"
-    write_tables(path, few)
-    return str(path)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A command's status, what it prints as JSON, and its errors; its cache is `tmp_path`."""
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
-
-    def command(*arguments: str) -> tuple[int, dict[str, Any], str]:
-        status = main([*arguments, "--json"])
-        out, err = capsys.readouterr()
-        return status, json.loads(out) if out.strip() else {}, err
-
-    return command
-
-
 @pytest.mark.slow
-def test_an_evaluation_has_the_model_beside_the_others(run: Run, server: FaultyServer, tables: str) -> None:
-    status, result, _ = run(
-        "eval", tables, "--methods", "analytic", "--llm", spec(server), "--seeds", "1",
+def test_an_evaluation_has_the_model_beside_the_others(
+    server: FaultyServer, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    tables, every = str(tmp_path / "tables.jsonl"), load(shipped_tables())
+    kernels = ("softmax", "transpose", "layer_norm", "swiglu")  # of four families
+    few = [next(t for t in every if kernel_of(t.problem) == name) for name in kernels]
+    write_tables(Path(tables), [thinned(table, slice(20)) for table in few])
+    assert main([
+        "eval", tables, "--methods", "analytic", "--llm", spec(server), "--seeds", "1", "--json",
         "--leave-out", "family", "--subject", "learned+llm",
-    )  # fmt: skip
-    assert status == 0
+    ]) == 0  # fmt: skip
+    result = json.loads(capsys.readouterr().out)
     assert list(result["methods"]) == ["analytic", "llm", "learned+llm"]
     assert result["methods"]["learned+llm"]["figures"]["static.top1"]["value"] >= 0.0
 
@@ -182,7 +160,7 @@ def test_an_evaluation_has_the_model_beside_the_others(run: Run, server: FaultyS
     ],
 )
 def test_mistakes_are_refused_before_anything_is_asked(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], complaint: str, capsys: Capture
 ) -> None:
     status = main(arguments)
     assert status == 2

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
@@ -20,11 +19,11 @@ from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import (
     DEFAULT_WEIGHT,
-    UnaskedModelSurrogate,
     forced_trust,
 )
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.commands.run import RunSummary
+from tests.core.captured_output import Capture
 from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours
 from tests.core.tuning.loop import Bench, decide
 
@@ -103,20 +102,11 @@ def test_summaries_say_what_the_model_did() -> None:
 # --- what commands tell of it ---
 
 
-UNASKED = UnaskedModelSurrogate(PLAIN, "said", "nobody wants it")
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
 def decided(root: Path, surrogate: Surrogate) -> Decision:
     return decide(Store(root), Bench(TABLE), table=TABLE, surrogate=surrogate)
 
 
-def test_explain_tells_the_models_part(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_tells_the_models_part(root: Path, capsys: Capture) -> None:
     decision = decided(root, ensemble(Said(favours(64))))
     assert main(["explain", TABLE.problem.kernel.name]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -141,13 +131,12 @@ def test_a_stored_decision_says_that_it_was_made_before(root: Path) -> None:
 
 
 def test_the_end_of_a_run_sums_up_what_the_model_did(root: Path) -> None:
-    tally = RunSummary()
-    tally.add_decision("k", decided(root, PLAIN))
+    tally, plain = RunSummary(), decided(root, PLAIN)
+    tally.add_decision("k", plain)
     assert "language model" not in tally.line()
     assert "llm" not in tally.to_json()
-    tally = RunSummary()
-    tally.add_decision("k", decided(root / "a", ensemble(Said(favours(64)))))
-    tally.add_decision("k", decided(root / "b", UNASKED))
+    for part in (LLMConsultation("m", moved_in=3), LLMConsultation("m", asked=False, why="nobody wants it")):
+        tally.add_decision("k", replace(plain, llm=part))
     assert "; language model: asked in 1 of 2 decisions, moved" in tally.line()
     assert tally.line().endswith("; not asked: nobody wants it")
     assert tally.to_json()["llm"]["not_asked"] == {"nobody wants it": 1}

@@ -151,7 +151,7 @@ def test_fields_of_a_newer_release_survive_and_do_not_count(record: Any, extra: 
     given_=st.lists(tables(), max_size=3, unique_by=lambda t: t.problem.id),
     name=st.sampled_from(["t.jsonl", "t.jsonl.gz", "t.jsonl.xz"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_tables_survive_a_file(given_: list[Table], name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name

@@ -181,14 +181,14 @@ def test_files_that_hang_or_fill_the_memory_are_passed_over(
         assert advice_for(Store(None), KERNEL) is None
 
 
-def test_a_thousand_mutated_layers_raise_nothing(install: Install) -> None:
+def test_mutated_layers_raise_nothing(install: Install) -> None:
     """Bytes changed, cut, doubled and moved: advice, or none, in bounded time."""
     generator, whole, usable = random.Random(0), line() * 3, 0
     path = install(whole)
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(1000):
+        for _ in range(300):
             data = bytearray(whole)
             for _ in range(generator.choice((1, 4, 32))):
                 at = generator.randrange(len(data))
@@ -203,8 +203,8 @@ def test_a_thousand_mutated_layers_raise_nothing(install: Install) -> None:
             if advice is not None:
                 usable += 1
                 advised_forecasts(AnalyticSurrogate(), replace(question(), advice=advice))
-    assert usable > 100
-    assert time.process_time() - begin < 300
+    assert usable > 30
+    assert time.process_time() - begin < 100
 
 
 @pytest.mark.parametrize("setting", ["stored", "off"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecast_autotune.errors import RecordError, StoreError
+from forecast_autotune.errors import StoreError
 from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store, StoreWarning, merging
@@ -231,15 +231,6 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         merge([a], into)
     with pytest.raises(StoreError, match="a file where a folder"):
         StoreFolder(tmp_path / "b")
-
-
-def test_a_row_is_a_record_or_refused() -> None:
-    assert Row.of({"type": "cleared"}) is None
-    for bad in ({"type": "measurement"}, {"type": "decision", "problem": 3}, {"type": "problem", "id": ""}):
-        with pytest.raises(RecordError):
-            Row.of(bad)
-    with pytest.raises(RecordError, match="JSON"):
-        Row.read(b"[1, 2")
 
 
 def test_a_merge_goes_on_in_the_next_log_where_one_is_full(

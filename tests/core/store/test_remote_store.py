@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -17,6 +18,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.fleet.servers import (
+    MISBEHAVIOUR,
+    free_port,
+    misbehaving_server,
+    redis_server,
+    wait_for_port,
+)
 from forecast_autotune.commands import main
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store import Store
@@ -27,16 +35,10 @@ from forecast_autotune.store.remote.backends import entry_of, open_backend, remo
 from forecast_autotune.store.remote.client import RemoteClient
 from forecast_autotune.store.rows import Row
 from tests.core.store.bundled import PROBLEMS, filled
-from tests.core.store.servers import (
-    MISBEHAVIOUR,
-    free_port,
-    misbehaving_server,
-    redis_server,
-    wait_for_port,
-)
 from tests.core.store.stored import decided, measured, problem, row_digests
 from tests.waiting import wait_until
 
+needs_redis = pytest.mark.skipif(not shutil.which("redis-server"), reason="redis-server is not installed")
 P = problem()
 ENTRY = entry_of(kernel_of(P), P.id)
 
@@ -84,7 +86,7 @@ def written(store: Store) -> None:
     assert store.layers.remote.flush(60.0)
 
 
-@pytest.mark.parametrize("kind", ["redis", "file"])
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=needs_redis), "file"])
 def test_what_one_machine_measured_another_decides_by(
     kind: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_an_s3_server_that_redirects_or_never_answers(monkeypatch: pytest.Monkey
             assert "hidden-from-logs" not in remote._notes.texts[0]
 
 
+@needs_redis
 def test_a_remote_store_that_lies_is_not_believed(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,27 +20,6 @@ from tests.core.store.stored import A100, H200, decided, log_of, measured, probl
 # --- measurements ---
 
 
-def test_a_measurement_is_on_disk_when_add_returns_and_seen_by_others(tmp_path: Path) -> None:
-    p = problem()
-    writer, reader = Store(tmp_path), Store(tmp_path)
-    assert reader.measurements(p) == []
-    for block in range(5):
-        writer.add(p, measured(p, block))
-        assert reader.measurements(p) == [measured(p, b) for b in range(block + 1)]
-        assert Store(tmp_path).measurements(p) == [measured(p, b) for b in range(block + 1)]
-
-
-def test_the_log_is_a_table_file(tmp_path: Path) -> None:
-    p, other = problem(), problem(2048)
-    store = Store(tmp_path)
-    for m in (measured(p, 1), measured(p, 2, None)):
-        store.add(p, m)
-    store.add(other, measured(other, 3))
-    assert read_tables(log_of(tmp_path)) == list(store.tables())
-    kinds = [json.loads(line)["type"] for line in log_of(tmp_path).read_text().splitlines()]
-    assert kinds == ["problem", "measurement", "measurement", "problem", "measurement"]
-
-
 def test_hosts_have_logs_of_their_own_and_are_merged_by_time(tmp_path: Path) -> None:
     p = problem()
     there = Store(tmp_path)

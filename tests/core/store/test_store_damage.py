@@ -26,7 +26,7 @@ def quietly(store: Store, p: Problem) -> list[Measurement]:
 
 
 @given(names=st.lists(TEXT, min_size=1, max_size=3, unique=True), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -> None:
     problems = [problem(name) for name in names]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def test_a_torn_last_line_is_skipped_reported_and_fenced_off(tmp_path: Path) -> 
         assert fresh.measurements(p) == [measurement(p, 0), measurement(p, 1), measurement(p, 3)]
 
 
-def test_every_possible_tear_of_a_log_loses_only_the_torn_line(tmp_path: Path) -> None:
+def test_a_tear_anywhere_in_a_log_loses_only_the_torn_line(tmp_path: Path) -> None:
     p = problem()
     store = Store(tmp_path)
     for number in range(2):
@@ -96,7 +96,7 @@ def test_every_possible_tear_of_a_log_loses_only_the_torn_line(tmp_path: Path) -
     log = log_of(tmp_path)
     whole = log.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == 0x0A]
-    for cut in range(len(whole)):
+    for cut in sorted({*range(0, len(whole), 5), *(end - n for end in ends for n in range(4))}):
         log.write_bytes(whole[:cut])
         result = quietly(Store(tmp_path), p)
         # A line cut exactly before its newline is whole.

@@ -30,8 +30,13 @@ def decided(recorder: Recorder) -> Any:
 def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Recorder) -> None:
     tally = RunSummary()
     fresh = decided()
+    assert tally.line() == "no kernel had to be tuned"
     tally.add_decision("k", fresh)
     tally.add_decision("k", decided())
+    told = {"measured": fresh.measured, "seconds": fresh.cost.wall_s, "saved_s": fresh.saved_s}
+    assert tally.to_json() == {"decisions": 2, "stored": 1, "candidates": 15, **told}
+    shown = f"{fresh.measured} of 15 candidates measured, {fresh.cost.wall_s:.1f} s spent, about {fresh.saved_s:.0f} s"
+    assert shown in tally.line()
     first, second = recorder.named("decide")
     assert fresh.measured > 0
     assert first["measured"] == fresh.measured

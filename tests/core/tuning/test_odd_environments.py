@@ -23,14 +23,6 @@ def test_the_home_of_an_unknown_user_is_a_settings_error(monkeypatch: pytest.Mon
         Store.default()
 
 
-@pytest.mark.parametrize("command", [["show"], ["export"], ["clear"], ["explain", "x"]])
-def test_commands_say_so_in_one_line(root: Path, capsys: Capture, command: list[str]) -> None:
-    assert main([*command, "--store", NOBODY]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert NOBODY in said
-
-
 def test_doctor_examines_the_rest(root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", NOBODY)
     assert main(["doctor"]) == 1
@@ -39,7 +31,7 @@ def test_doctor_examines_the_rest(root: Path, capsys: Capture, monkeypatch: pyte
     assert "surrogate" in shown
 
 
-def test_a_narrow_terminal_still_names_problems_and_checks(
+def test_a_narrow_terminal_still_names_problems(
     root: Path, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -48,5 +40,3 @@ def test_a_narrow_terminal_still_names_problems_and_checks(
     assert all(len(line.rstrip()) <= 40 for line in shown.splitlines())
     for word in ("problem", "measured", "regret", "4096", "of 15"):
         assert word in shown
-    main(["doctor"])
-    assert "forecast-autotune" in capsys.readouterr().out

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from forecast_autotune.errors import FrozenMissError
@@ -23,7 +22,6 @@ from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import fingerprint
 from forecast_autotune.tuning.rechecks import ROUNDS, Rechecks, bet, is_refuted
 from forecast_autotune.tuning.results import FINALIST_MARGIN, NEGLIGIBLE_GAIN, TaskResults
@@ -364,26 +362,6 @@ def test_noise_and_the_order_of_a_list_choose_nothing_among_ties(policy: Policy 
         assert decisions[0].chosen in names[:5]
         assert all({d.chosen, *d.ties} == set(names[:5]) for d in decisions)
         assert Decision.from_json(decisions[0].to_json()) == decisions[0]
-
-
-def test_another_shape_of_the_kernel_improves_the_first_pick() -> None:
-    """Shape-blind, the first round is a guess; with a related shape known, it holds a winner."""
-    near = example_table(seed=1)
-    arguments = (replace(near.problem.arguments[0], shape=(8192, 4096)), *near.problem.arguments[1:])
-    other = replace(near.problem, id="other shape", arguments=arguments)
-    best = min(m.ms for m in TABLE.measurements if m.ok)
-    regrets = {}
-    for known in (False, True):
-        store, bench = Store(None), Bench(TABLE)
-        if known:
-            for m in near.measurements:
-                store.add(other, replace(m, problem=other.id))
-        decide(store, bench)
-        first = [m for m in store.measurements(TABLE.problem)][:3]
-        regrets[known] = np.mean([m.ms / best - 1 for m in first if m.ok])
-        if known:
-            assert min(m.ms for m in first if m.ok) <= best * 1.05
-    assert regrets[True] < 0.5 * regrets[False]
 
 
 def test_relatives_and_measurements_reach_the_surrogate() -> None:

@@ -103,11 +103,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def printed(capture: Capture) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(capture.readouterr().out)
-    return data
-
-
 def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "mine.npz"
     assert main(["train", "surrogate", few, "--out", str(out), "--trees", "8", "--json"]) == 0

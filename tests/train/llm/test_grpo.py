@@ -139,34 +139,8 @@ def test_rewards_are_total_and_finite_for_ten_thousand_replies() -> None:
             assert 0.0 <= earned <= 2.0
 
 
-def stated_in_the_end(p: float, scale: str) -> float:
-    """The probability that a policy ends at which is rewarded by 1 - Brier for an event of probability `p`.
-
-    The expected policy gradient on 49 probabilities to state. A group of replies shares its prompt, and so its outcome.
-    """
-    said, outcomes, logits = np.linspace(0.02, 0.98, 49), np.array([1 - p, p]), np.zeros(49)
-    reward = np.stack([1 - said**2, 1 - (1 - said) ** 2])
-    for _ in range(4000):
-        policy = np.exp(logits - logits.max())
-        policy /= policy.sum()
-        advantage = reward - (reward @ policy)[:, None]
-        if scale == "group":
-            advantage /= np.sqrt(advantage**2 @ policy)[:, None] + 1e-4
-        gain = outcomes @ advantage
-        logits += 10 * policy * (gain - policy @ gain)
-    return float(said[policy.argmax()])
-
-
-@pytest.mark.parametrize(
-    ("p", "none", "group"),
-    [(0.5, 0.5, 0.5), (0.6, 0.6, 0.64), (0.7, 0.7, 0.78), (0.8, 0.8, 0.86), (0.9, 0.9, 0.94)],
-)
-def test_rewards_keep_their_scale_as_a_groups_spread_teaches_overconfidence(
-    p: float, none: float, group: float, tmp_path: Path
-) -> None:
-    """The table of the page on training."""
-    assert stated_in_the_end(p, "none") == pytest.approx(none, abs=1e-6)
-    assert stated_in_the_end(p, "group") == pytest.approx(group, abs=1e-6)
+def test_rewards_keep_their_scale(tmp_path: Path) -> None:
+    """Divided by a group's spread, they teach overconfidence: the table of the page on training."""
     assert _trainer_arguments(GrpoRun("m", "d", str(tmp_path)), tmp_path).scale_rewards == "none"
 
 
