@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,21 +44,27 @@ def write_result(root: Path, measured_at: str) -> None:
     (root / "benchmarks/results/first.json").write_text(json.dumps(result))
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One claim, measured at the commit before the last; nothing is wrong with it."""
+    root = tmp_path_factory.mktemp("measured")
     for folder in ("benchmarks/results", "benchmarks/tuning", "docs", "package"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "benchmarks/claims.toml").write_text(CLAIM)
-    (tmp_path / "benchmarks/tuning/first.py").write_text('parser.add_argument("--rounds")\n')
-    (tmp_path / "package/code.py").write_text(CODE)
-    (tmp_path / "README.md").write_text("It takes [2.17 s](docs/claims.md#first-call).\n")
-    git(tmp_path, "init", "--quiet")
-    write_result(tmp_path, commit(tmp_path, "First"))
-    assert write_pages(tmp_path) == []
-    commit(tmp_path, "Measure")
-    assert check_all(tmp_path) == []
-    return tmp_path
+        (root / folder).mkdir(parents=True)
+    (root / "benchmarks/claims.toml").write_text(CLAIM)
+    (root / "benchmarks/tuning/first.py").write_text('parser.add_argument("--rounds")\n')
+    (root / "package/code.py").write_text(CODE)
+    (root / "README.md").write_text("It takes [2.17 s](docs/claims.md#first-call).\n")
+    git(root, "init", "--quiet")
+    write_result(root, commit(root, "First"))
+    assert write_pages(root) == []
+    commit(root, "Measure")
+    assert check_all(root) == []
+    return root
+
+
+@pytest.fixture
+def repository(measured: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(measured, tmp_path / "copy", symlinks=True)
 
 
 def problem(root: Path) -> str:

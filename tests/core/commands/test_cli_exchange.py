@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
-from tests.core.captured_output import Capture, command, needs_triton, shown
+from tests.core.captured_output import Capture, needs_triton, shown
 from tests.core.store.stored import log_of
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
@@ -148,11 +148,13 @@ def test_an_import_that_cannot_be_saved_names_the_option(file: Path, capsys: Cap
     assert "FORECAST_AUTOTUNE_CACHE_DIR" not in error
 
 
-def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys: Capture) -> None:
+def test_clear_wants_a_yes_and_tells_the_number(
+    tuned: Table, root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = len(Store(root).measurements(tuned.problem))
-    done = command("clear", stdin=subprocess.DEVNULL)
-    assert done.returncode == 2
-    assert f"{count} measurements of 1 kernel and 1 decision" in done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["clear"]) == 2
+    assert f"{count} measurements of 1 kernel and 1 decision" in capsys.readouterr().err
     assert main(["clear", "--kernel", "other", "--yes", "--json"]) == 0
     assert shown(capsys)["measurements"] == 0
     assert len(Store(root).measurements(tuned.problem)) == count
@@ -164,14 +166,16 @@ def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys
     assert "removed 0 measurements" in capsys.readouterr().out
 
 
-def test_clear_counts_what_this_release_cannot_read(tuned: Table, root: Path, capsys: Capture) -> None:
+def test_clear_counts_what_this_release_cannot_read(
+    tuned: Table, root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, decision = log_of(root), next(root.rglob("decisions/*.json"))
     log.write_bytes(log.read_bytes().replace(b'"schema":1', b'"schema":9') + b"torn")
     decision.write_bytes(decision.read_bytes().replace(b'"schema":1', b'"schema":9'))
     lines, before = len(log.read_bytes().splitlines()), log.read_bytes()
-    done = command("clear", stdin=subprocess.DEVNULL)
-    assert done.returncode == 2
-    assert f"with {lines} lines and 1 file that this release cannot read" in done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["clear"]) == 2
+    assert f"with {lines} lines and 1 file that this release cannot read" in capsys.readouterr().err
     assert log.read_bytes() == before
     assert main(["clear", "--yes"]) == 0
     assert f"and 0 decisions, with {lines} lines and 1 file" in " ".join(capsys.readouterr().out.split())
@@ -180,15 +184,14 @@ def test_clear_counts_what_this_release_cannot_read(tuned: Table, root: Path, ca
     assert "cannot read" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("answer", "status", "left"), [("", 1, True), ("y", 0, False)])
-def test_clear_asks_on_a_terminal(tuned: Table, root: Path, answer: str, status: int, left: bool) -> None:
+@pytest.mark.parametrize(("answer", "status"), [("", 1), ("y", 0)])
+def test_clear_asks_on_a_terminal(
+    tuned: Table, root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
+) -> None:
     keyboard, terminal = pty.openpty()
-    try:
-        os.write(keyboard, f"{answer}\n".encode())
-        done = command("clear", stdin=terminal)
-    finally:
-        os.close(keyboard)
-        os.close(terminal)
-    assert done.returncode == status
-    assert "[y/N]" in done.stderr
-    assert bool(Store(root).measurements(tuned.problem)) == left
+    with os.fdopen(keyboard, "w") as writing, os.fdopen(terminal) as reading:
+        print(answer, file=writing, flush=True)
+        monkeypatch.setattr("sys.stdin", reading)
+        assert main(["clear"]) == status
+    assert "[y/N]" in capsys.readouterr().err
+    assert bool(Store(root).measurements(tuned.problem)) == bool(status)
