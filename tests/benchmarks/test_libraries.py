@@ -25,8 +25,8 @@ from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.replays.replay import load
 
 
-def context(kernel: str, key: str = "64", workload: str = "fla/norm") -> str:
-    return json.dumps([workload, kernel, [key]])
+def context(kernel: str) -> str:
+    return json.dumps(["fla/norm", kernel, ["64"]])
 
 
 def write_arm(folder: Path, arm: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,10 +19,10 @@ def make_socket(path: Path) -> None:
             os.chdir(here)
 
 
-def make_sparse(path: Path, size: int = 1 << 40) -> None:
-    """A file of so many bytes, by default a terabyte, that takes no room."""
+def make_sparse(path: Path) -> None:
+    """A file of a terabyte that takes no room."""
     with path.open("wb") as stream:
-        stream.truncate(size)
+        stream.truncate(1 << 40)
 
 
 SPECIAL_FILES: dict[str, Callable[[Path], object]] = {

@@ -49,8 +49,8 @@ def problem(name: str, source: str, label: str, device: str = "GPU", **extra: An
     return Table(result, [replace(m, problem=result.id) for m in table.measurements])
 
 
-def numbered(name: str, shape: int, device: str = "GPU", **extra: Any) -> Table:
-    return problem(name, f"def {name}(): return {name!r}", f"{name}/{shape}", device, **extra)
+def numbered(name: str, shape: int, **extra: Any) -> Table:
+    return problem(name, f"def {name}(): return {name!r}", f"{name}/{shape}", "GPU", **extra)
 
 
 def labels(tables: tuple[Table, ...]) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,10 +45,6 @@ def test_only_what_never_makes_a_difference_is_mute() -> None:
     assert find_inert(columns, rows[:MIN_PAIRS], odd[:MIN_PAIRS]) == (), "too few pairs to tell"
     assert find_inert(columns, rows[: MIN_PAIRS + 1], odd[: MIN_PAIRS + 1]) == ("ORDER",)
     assert find_inert(columns, rows[:0], []) == ()
-
-
-def tiles(names: Sequence[str]) -> set[str]:
-    return {name.rpartition(",")[0] for name in names}
 
 
 @pytest.fixture(name="spaced")

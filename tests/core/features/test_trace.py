@@ -205,25 +205,17 @@ def test_what_cannot_be_traced_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "constexprs", "says"),
+    ("fn", "args", "target", "says"),
     [
-        ((), {"B": 64}, "missing"),
-        ((1, 2, 3, 4), {"B": 64}, "TypeError"),
-        ((object(), 64), {"B": 64}, "object"),
+        (loop, (), None, "missing"),
+        (loop, (1, 2, 3, 4), None, "TypeError"),
+        (loop, (object(), 64), None, "object"),
+        (loop, (vector(), 64), GPUTarget("nowhere", 1, 32), "nowhere"),
+        (guarded, (vector(), 4096), None, "KeyError"),  # WIDE asks for num_warps
     ],
 )
-def test_calls_that_do_not_bind_are_refused(
-    args: tuple[Any, ...], constexprs: dict[str, Any], says: str
+def test_calls_that_do_not_bind_heuristics_that_fail_and_unknown_targets_are_refused(
+    fn: Any, args: tuple[Any, ...], target: GPUTarget | None, says: str
 ) -> None:
     with pytest.raises(FeatureError, match=says):
-        trace(loop, args, {}, constexprs)
-
-
-def test_a_heuristic_that_fails_is_refused() -> None:
-    with pytest.raises(FeatureError, match="KeyError"):
-        trace(guarded, (vector(), 4096), {}, {"B": 64})  # WIDE asks for num_warps
-
-
-def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(FeatureError, match="nowhere"):
-        trace(loop, (vector(), 64), {}, {"B": 64}, target=GPUTarget("nowhere", 1, 32))
+        trace(fn, args, {}, {"B": 64}, target=target)

@@ -333,9 +333,6 @@ def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
     assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
 
 
-# --- products that follow each other ---
-
-
 @triton.jit
 def chained_attention(q, k, v, y, N, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
     rows, cols, deep = tl.arange(0, M), tl.arange(0, B), tl.arange(0, D)
@@ -378,9 +375,6 @@ def test_a_product_that_feeds_another_is_chained_and_the_last_one_is_not() -> No
     assert sums.chained_flops == sums.chained_rows == 0
 
 
-# --- reductions across warps ---
-
-
 @triton.jit
 def columns(x, y, R: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr):
     tile = tl.load(x + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
@@ -398,9 +392,6 @@ def test_warps_that_share_columns_exchange_them() -> None:
     warps = [Config((), n, 1) for n in (1, 4)]
     one, four = costs(FactColumns.of([down] * 2), [(132,)] * 2, warps, H200).exchange_ms
     assert one == 0 < four
-
-
-# --- loops, loads that wait for loads, masks, programs ---
 
 
 @triton.jit

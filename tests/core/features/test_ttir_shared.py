@@ -135,10 +135,6 @@ def test_wide_operands_that_lie_across_the_summed_dimension_are_seen() -> None:
 H200 = device_spec(Device("NVIDIA H200", arch="90"))
 
 
-def cost(read: TtirFacts, config: Config) -> float:
-    return float(costs(FactColumns.of([read]), [(1024,)], [config], H200).dot_ms[0])
-
-
 def test_a_lookup_does_not_read_its_whole_table() -> None:
     result = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
     table, grids, configs = FactColumns.of([result]), [(4,)], [Config(num_warps=4)]

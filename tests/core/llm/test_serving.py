@@ -130,9 +130,6 @@ def test_surrogates_load_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# --- commands ---
-
-
 @pytest.mark.slow
 def test_an_evaluation_has_the_model_beside_the_others(
     server: FaultyServer, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -28,17 +28,13 @@ from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours
 from tests.core.tuning.loop import Bench, decide
 
 PLAIN = DefaultSurrogate(AnalyticSurrogate())
-UNCALIBRATED = LLMCalibration("said", FORECAST_VERSION)
-
-
-def forced(answer: Said, calibration: LLMCalibration = UNCALIBRATED, stated: float | None = None) -> Decision:
-    trusted, gate = forced_trust(calibration, stated)
-    return decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(answer, trusted, gate=gate))
 
 
 def test_a_model_that_must_be_asked_is_heard_without_a_calibration_and_that_is_said() -> None:
     answer = Said(favours(64))
-    decision = forced(answer)
+    trusted, gate = forced_trust(LLMCalibration("said", FORECAST_VERSION), None)
+    surrogate = ensemble(answer, trusted, gate=gate)
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate)
     assert len(answer.questions) == 1
     assert "FORECAST_AUTOTUNE_LLM_TRUST=always; not calibrated: default weight 0.5" in decision.reason
     assert decision.llm.asked
@@ -97,9 +93,6 @@ def test_summaries_say_what_the_model_did() -> None:
         "language model: asked in 3 of 5 decisions, moved 4 candidates into and 2 out of the plans, 0.8 s; "
         "not heard: no answer within 1 s; not asked: few candidates (2x)"
     )
-
-
-# --- what commands tell of it ---
 
 
 def decided(root: Path, surrogate: Surrogate) -> Decision:

@@ -39,14 +39,12 @@ class Said:
         self,
         say: Callable[[str], Array],
         *,
-        mass: float = 0.9,
-        name: str = "said",
         cold: bool = False,
         error: Exception | None = None,
         hold: threading.Event | None = None,
     ) -> None:
         """`hold`: nothing is answered until it is set."""
-        self.name, self._say, self._mass, self.error, self.hold = name, say, mass, error, hold
+        self.name, self._say, self.error, self.hold = "said", say, error, hold
         self._ready = not cold
         self.questions: list[tuple[str, tuple[str, ...]]] = []
         self.prepared = 0
@@ -61,7 +59,7 @@ class Said:
             raise self.error
         stated = np.array([self._say(s) for s in suffixes])
         tokens = len(prefix) // 4 + sum(map(len, suffixes)) // 4
-        return BackendResponse(stated, np.full(len(stated), self._mass), Usage(1, tokens, 0, 0, 0.01))
+        return BackendResponse(stated, np.full(len(stated), 0.9), Usage(1, tokens, 0, 0, 0.01))
 
     def ready(self) -> bool:
         return self._ready
@@ -87,9 +85,9 @@ def block(suffix: str) -> int:
     return int(f"{suffix}BLOCK=16 ".split("BLOCK=")[1].split(" ")[0])
 
 
-def favours(size: int, width: float = 0.15) -> Callable[[str], Array]:
+def favours(size: int) -> Callable[[str], Array]:
     """A model that believes in one size, and in a slowdown of 2^0.5 per doubling away from it."""
-    return lambda suffix: BINS.soft_targets(0.5 * abs(np.log2(block(suffix) / size)), width)[0]
+    return lambda suffix: BINS.soft_targets(0.5 * abs(np.log2(block(suffix) / size)), 0.15)[0]
 
 
 def same(suffix: str) -> Array:
@@ -102,11 +100,9 @@ def nothing(suffix: str) -> Array:
     return np.zeros(len(BINS) + 1)
 
 
-def calibrated(
-    weight: float = 0.6, sd: float = 0.3, *, saved: float = 0.3, table: Table = TABLE
-) -> LLMCalibration:
-    """A calibration that vouches for a model on this table."""
-    scope = CalibrationScope((table.problem.device.slug,), (table.problem.kernel.language,), 4000, 0.1)
+def calibrated(weight: float = 0.6, sd: float = 0.3, *, saved: float = 0.3) -> LLMCalibration:
+    """A calibration that vouches for a model on `TABLE`."""
+    scope = CalibrationScope((TABLE.problem.device.slug,), (TABLE.problem.kernel.language,), 4000, 0.1)
     return LLMCalibration(
         "said",
         FORECAST_VERSION,

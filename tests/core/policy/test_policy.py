@@ -37,9 +37,9 @@ def failed(*numbers: int, outcome: Outcome = Outcome.OUT_OF_RESOURCES) -> dict[C
     return {NAMES[row]: Measurement("p", NAMES[row], outcome) for row in numbers}
 
 
-def forecasts(means: Sequence[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
+def forecasts(means: Sequence[float], sd: float = 0.1) -> Forecasts:
     n = len(means)
-    return Forecasts(NAMES[:n], np.array(means), np.full(n, sd), np.full(n, p_fail))
+    return Forecasts(NAMES[:n], np.array(means), np.full(n, sd), np.zeros(n))
 
 
 def rows(plan: Plan) -> list[int]:

@@ -64,19 +64,19 @@ class ManualClock:
         self.seconds += max(seconds, 1e-4)
 
 
-def ranks(size: int = 2, values: Any = None, clock: Any = None, limits: JobLimits | None = None) -> list[Job]:
-    """All ranks of a job, on one clock."""
+def ranks(values: Any = None, clock: Any = None) -> list[Job]:
+    """Both ranks of a job, on one clock."""
     values, clock = values or MemoryKeyValueStore(), clock or ManualClock()
-    return [Job(values, rank, size, limits or JobLimits(), clock.now, clock.sleep) for rank in range(size)]
+    return [Job(values, rank, 2, JobLimits(), clock.now, clock.sleep) for rank in range(2)]
 
 
 def task_of(table: Table = TABLE) -> TuningTask:
     return TuningTask(table.problem, list(table.by_candidate()))
 
 
-def claim(job: Job, settings: Settings = EXHAUSTIVE, table: Table = TABLE) -> Claim:
+def claim(job: Job, settings: Settings = EXHAUSTIVE) -> Claim:
     """The problem's claim as this rank sees it."""
-    return Claim(job, task_of(table), settings, None)
+    return Claim(job, task_of(), settings, None)
 
 
 def decide(

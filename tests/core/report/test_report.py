@@ -48,9 +48,6 @@ def rendered(shown: RenderableType, width: int = 140) -> str:
     return stream.getvalue()
 
 
-# --- the terminal ---
-
-
 def test_the_table_shows_share_path_regret_and_factor() -> None:
     text = rendered(replay_table(report()))
     line = next(line for line in text.splitlines() if "matmul/64" in line)

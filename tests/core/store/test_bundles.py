@@ -46,8 +46,8 @@ def reseal(folder: Path, change: Callable[[Manifest], Manifest] = lambda m: m) -
     (folder / MANIFEST).write_bytes(change(replace(old, files=files)).sealed().to_bytes())
 
 
-def rows_file(folder: Path, kernel: str = "softmax") -> Path:
-    (result,) = folder.glob(f"rows/*/{kernel}-*.jsonl")
+def rows_file(folder: Path) -> Path:
+    (result,) = folder.glob("rows/*/softmax-*.jsonl")
     return result
 
 
@@ -112,6 +112,11 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def drop_line(folder: Path) -> None:
     path = rows_file(folder)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -144,7 +149,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "edited",
     ),
     "a flipped bit in the manifest": (lambda b: flip(b / MANIFEST, 300), "manifest"),
-    "a pipe": (lambda b: (rows_file(b).unlink(), os.mkfifo(rows_file_path(b))), "named pipe"),
+    "a pipe": (lambda b: make_pipe(rows_file(b)), "named pipe"),
     "a file of code, sealed": (
         lambda b: ((b / "setup.py").write_text("x"), reseal(b)),
         "nothing that a bundle",
@@ -178,17 +183,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unknown code, sealed": (lambda b: reseal(b, lambda m: replace(m, carries=("magic",))), "unknown kinds"),
 }
-_PLACES: dict[Path, Path] = {}
-
-
-def rows_file_path(folder: Path) -> Path:
-    return _PLACES[folder]
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_what_was_changed_is_refused_whole_in_one_line(tmp_path: Path, name: str) -> None:
     result = bundle(tmp_path)
-    _PLACES[result] = rows_file(result)
     damage, message = DAMAGE[name]
     damage(result)
     with pytest.raises(BundleError, match=message) as refused:

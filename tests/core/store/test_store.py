@@ -17,8 +17,6 @@ from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
 from tests.core.store.stored import A100, H200, decided, log_of, measured, problem
 
-# --- measurements ---
-
 
 def test_hosts_have_logs_of_their_own_and_are_merged_by_time(tmp_path: Path) -> None:
     p = problem()
@@ -97,9 +95,6 @@ def test_a_log_that_another_process_cleared_is_read_anew(tmp_path: Path) -> None
     assert one.measurements(p) == two.measurements(p) == Store(tmp_path).measurements(p) == [measured(p, 7)]
 
 
-# --- names ---
-
-
 def test_kernel_directories_are_readable_safe_and_distinct() -> None:
     names = [
         "matmul",
@@ -137,9 +132,6 @@ def test_a_problem_id_cannot_leave_its_directory(tmp_path: Path) -> None:
     assert problem_file(p.id) == p.id
 
 
-# --- decisions ---
-
-
 def test_a_decision_is_one_small_file_and_the_log_is_not_needed_for_it(tmp_path: Path) -> None:
     p = problem()
     store = Store(tmp_path)
@@ -151,9 +143,6 @@ def test_a_decision_is_one_small_file_and_the_log_is_not_needed_for_it(tmp_path:
     lost = Store(tmp_path)
     with pytest.warns(StoreWarning, match="lost its problem line"):
         assert list(lost.decisions()) == []
-
-
-# --- relatives ---
 
 
 def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
@@ -172,9 +161,6 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
     assert store.relatives(request, limit=0) == []
 
 
-# --- locks ---
-
-
 def test_the_tuning_lock_is_of_one_problem_lets_errors_through_and_is_given_back(store: Store) -> None:
     p, other = problem(), problem(2048)
     with store.tuning_lock(p, 1.0), store.tuning_lock(other, 1.0) as apart:
@@ -183,9 +169,6 @@ def test_the_tuning_lock_is_of_one_problem_lets_errors_through_and_is_given_back
         raise OSError("from the body")
     with store.tuning_lock(p, 1.0) as held:
         assert held
-
-
-# --- settings ---
 
 
 def test_the_default_store_is_one_per_root_and_follows_the_variable(

@@ -13,7 +13,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy import TuningState, stated_risk
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.pooled import PooledSurrogate
-from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
+from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract
 
 NAMES = CandidateList(
@@ -35,11 +35,9 @@ def problem(device: str = "GPU 0") -> Problem:
     return Problem.of(Kernel("conv", "cuda"), (), Device(device, "cuda"))
 
 
-def rows(p: Problem, slowdowns: Sequence[float | None], scale_ms: float = 1.0) -> tuple[Measurement, ...]:
+def rows(p: Problem, slowdowns: Sequence[float | None]) -> tuple[Measurement, ...]:
     return tuple(
-        Measurement(p.id, c, Outcome.RUNTIME_ERROR)
-        if x is None
-        else Measurement(p.id, c, Outcome.OK, scale_ms * 2.0**x)
+        Measurement(p.id, c, Outcome.RUNTIME_ERROR) if x is None else Measurement(p.id, c, Outcome.OK, 2.0**x)
         for c, x in zip(NAMES, slowdowns, strict=True)
     )
 
@@ -102,11 +100,6 @@ def test_the_stated_risk_heeds_how_the_relatives_fared() -> None:
         drawn = np.full((4, len(pending)), 99.0)
         drawn[:2] = -99.0  # half of the draws have a better one
         assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh_risk(0.5))
-
-
-def same(a: Forecasts, b: Forecasts) -> bool:
-    drawn = [f.samples(np.arange(len(f)), 8) for f in (a, b)]
-    return bool((a.mean == b.mean).all() and (a.sd == b.sd).all() and (drawn[0] == drawn[1]).all())
 
 
 def test_a_relative_that_grows_is_read_again() -> None:

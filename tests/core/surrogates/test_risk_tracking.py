@@ -26,8 +26,8 @@ NAMES = list(TABLE.by_candidate())
 BEST = min((m for m in TABLE.measurements if m.ok), key=lambda m: m.ms).candidate
 
 
-def verdict(shipped: float, beaten: bool, share: float = 1.0, surrogate: str = "told/1") -> RiskVerdict:
-    return RiskVerdict(surrogate, shipped, shipped, beaten, share)
+def verdict(shipped: float, beaten: bool, share: float = 1.0) -> RiskVerdict:
+    return RiskVerdict("told/1", shipped, shipped, beaten, share)
 
 
 def cocksure(best_is_near: bool) -> Told:

@@ -106,10 +106,7 @@ def test_bytes_of_a_failure_correct_the_others_of_the_kernel() -> None:
     limit = 232448
     victims = [next(int(i) for i in np.argsort(sizes) if 1.2 * sizes[i] > limit), int(np.argmin(sizes))]
     seen = [
-        replace(
-            out_of("shared memory", query.problem.id, query.candidates[victims[0]]),
-            extra=taken(1.2 * sizes[victims[0]]),
-        ),
+        out_of_memory(query, victims[0], 1.2 * sizes[victims[0]]),
         Measurement(
             query.problem.id,
             query.candidates[victims[1]],
@@ -130,26 +127,17 @@ def test_a_failure_refuses_none_that_may_fit() -> None:
     query = products()
     sizes = np.array([shared(c) for c in query.candidates])
     victim = int(np.argsort(sizes)[len(sizes) // 2])
-    after = AnalyticSurrogate().forecast(
-        replace(query, measured=[out_of("shared memory", query.problem.id, query.candidates[victim])])
-    )
+    after = AnalyticSurrogate().forecast(replace(query, measured=[out_of_memory(query, victim, 232449)]))
     assert after.p_fail[victim] == 1.0
     others = np.delete(np.arange(len(sizes)), victim)
     assert (after.p_fail[others][sizes[others] < 232448] < REFUSED).all()
 
 
-def taken(required: float, limit: int = 232448) -> dict[str, str]:
-    """What Triton says of a candidate that takes so many bytes."""
-    said = f"out of resource: shared memory, Required: {int(required)}, Hardware limit: {limit}. Reducing"
-    return {"message": f"OutOfResources: {said}"}
-
-
-def out_of(resource: str, problem: str, candidate: Candidate, limit: int = 232448) -> Measurement:
-    """The failure of a candidate that needs more of a resource than there is."""
-    said = f"out of resource: {resource}, Required: {limit + 1}, Hardware limit: {limit}. Reducing ..."
-    return Measurement(
-        problem, candidate, Outcome.OUT_OF_RESOURCES, extra={"message": f"OutOfResources: {said}"}
-    )
+def out_of_memory(query: Query, row: int, required: float) -> Measurement:
+    """The failure of a candidate that takes so many bytes, in Triton's words."""
+    said = f"out of resource: shared memory, Required: {int(required)}, Hardware limit: 232448. Reducing ..."
+    extra = {"message": f"OutOfResources: {said}"}
+    return Measurement(query.problem.id, query.candidates[row], Outcome.OUT_OF_RESOURCES, extra=extra)
 
 
 def test_running_vouches_for_whoever_needs_less() -> None:

@@ -71,13 +71,13 @@ def run(bench: Bench, log: list[tuple[str, int]] | None = None, **options: Any) 
     return tune(TuningTask(WIDE.problem, names, trace=trace), bench, settings=settings, **given)
 
 
-def truth(table: Table = WIDE, sd: float = 0.05) -> Callable[[Query], Forecasts]:
+def truth(table: Table = WIDE) -> Callable[[Query], Forecasts]:
     """Forecasts around what the table says, surer of what is measured."""
     times = {m.candidate: math.log2(m.ms) if m.ok else 3.0 for m in table.measurements}
 
     def say(query: Query) -> Forecasts:
         n, known = len(query.candidates), {m.candidate for m in query.measured}
-        spread = np.array([1e-3 if c in known else sd for c in query.candidates])
+        spread = np.array([1e-3 if c in known else 0.05 for c in query.candidates])
         return Forecasts(
             query.candidates, np.array([times[c] for c in query.candidates]), spread, np.zeros(n)
         )
@@ -85,9 +85,9 @@ def truth(table: Table = WIDE, sd: float = 0.05) -> Callable[[Query], Forecasts]
     return say
 
 
-def compiling_for(seconds: Mapping[Candidate, float], *, others: float = 0.3) -> Table:
+def compiling_for(seconds: Mapping[Candidate, float]) -> Table:
     """The wide table, whose compilations take so long."""
-    rows = [replace(m, compile_s=seconds.get(m.candidate, others)) for m in WIDE.measurements]
+    rows = [replace(m, compile_s=seconds.get(m.candidate, 0.3)) for m in WIDE.measurements]
     return Table(WIDE.problem, rows)
 
 

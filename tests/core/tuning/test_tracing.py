@@ -92,8 +92,8 @@ def test_what_cannot_be_traced_is_not_asked_again_nor_a_reason_to_forecast_again
 class Background(Tracer):
     """Answers one assignment a poll, and counts."""
 
-    def __init__(self, without: Sequence[Candidate] = ()) -> None:
-        super().__init__(without)
+    def __init__(self) -> None:
+        super().__init__(())
         self.waiting: list[Candidate] = []
 
     @property

@@ -217,13 +217,6 @@ def test_deterministic_uses_neither_clock_nor_store() -> None:
 # --- budgets ---
 
 
-@pytest.mark.parametrize("policy", [RiskBounded(), Exhaustive(), Fixed(9)])
-def test_a_budget_of_measurements(policy: Policy) -> None:
-    bench = Bench(TABLE)
-    decision = decide(Store(None), bench, policy=policy, surrogate=Told(constant(sd=3.0)), max_measurements=4)
-    assert len(bench.asked) == decision.measured == 4
-
-
 @pytest.mark.parametrize(("budget", "most"), [({"max_gpu_seconds": 0.06}, 5), ({"max_seconds": 1.2}, 14)])
 def test_a_budget_of_seconds_ends_a_round_between_candidates(budget: dict[str, float], most: int) -> None:
     """A timing takes 0.012 simulated seconds; the exhaustive plan is one round of 15."""

@@ -300,9 +300,6 @@ def test_a_grid_may_turn_with_a_word() -> None:
     assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": False}) == (2, 3)
 
 
-# --- names of IR ---
-
-
 def test_only_another_source_has_ir_of_its_own() -> None:
     from forecast_autotune.features.candidate_list import CandidateList
     from forecast_autotune.features.ttir.extraction import assignment_of

@@ -92,43 +92,17 @@ DEGENERATE = [
 ]
 
 
-def test_rewards_are_total_and_finite_for_ten_thousand_replies() -> None:
+def test_rewards_are_total_and_finite_for_whatever_is_replied() -> None:
     """Good replies, cut, doubled, shuffled and spliced with each other and with what JSON can hold at its worst."""
     lots = np.random.default_rng(0)
     seeds = [
-        GOOD,
-        '{"fastest": 2}',
-        "<think>",
-        "</think>",
-        "```json\n",
-        "```",
-        *(t[:2000] for t in DEGENERATE),
-    ]
-    seeds += [
-        "1e999",
-        "-0.0",
-        "NaN",
-        "Infinity",
-        "null",
-        "true",
-        '"',
-        "\\u0000",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ",",
-        "9" * 400,
-    ]
-    seeds += [
-        "<|channel|>final<|message|>",
-        "<|end|>",
-        '"label": 3',
-        '"distribution": [["F", 1]]',
+        *(GOOD, '{"fastest": 2}', "<think>", "</think>", "```json\n", "```", "9" * 400, "\\u0000"),
+        *(text[:2000] for text in DEGENERATE),
+        *("1e999", "-0.0", "NaN", "Infinity", "null", "true", *'"{}[]:,'),
+        *("<|channel|>final<|message|>", "<|end|>", '"label": 3', '"distribution": [["F", 1]]'),
         "\N{KELVIN SIGN}",
     ]
-    for _ in range(10_000):
+    for _ in range(2_000):
         parts = [seeds[i] for i in lots.integers(0, len(seeds), lots.integers(1, 5))]
         text = "".join(
             part[: lots.integers(0, len(part) + 1)] if lots.random() < 0.4 else part for part in parts

@@ -180,9 +180,6 @@ def test_a_correction_never_turns_an_order_around() -> None:
     assert constant(np.array([0.3])).tolist() == [4.5]
 
 
-# --- the weight ---
-
-
 def test_the_summary_tells_weight_counts_gain_and_latency() -> None:
     about = {"problems": 70, "families": ["a", "b"], "log_score": 0.0123}
     calibration = LLMCalibration(
@@ -196,9 +193,6 @@ def test_the_summary_tells_weight_counts_gain_and_latency() -> None:
     ]
     unskilled = _summary_text(replace(calibration, weight=BlendWeight()), Path("c.json"))
     assert unskilled.startswith("m: it knows nothing that the learned surrogate does not")
-
-
-# --- hearing ---
 
 
 def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> None:

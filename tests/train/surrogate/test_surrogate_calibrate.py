@@ -58,9 +58,7 @@ def analytic(_: Sequence[Table]) -> Surrogate:
     return AnalyticSurrogate()
 
 
-def made_up(
-    family: str, risks_: Sequence[float], beaten: Sequence[bool], group: str = INFORMED
-) -> ReplayRecord:
+def made_up(family: str, risks_: Sequence[float], beaten: Sequence[bool]) -> ReplayRecord:
     """One replay; P(within) and z-scores are those of an honest surrogate whose sd is half of the truth."""
     generator = np.random.default_rng(len(family))
     steps = []
@@ -69,7 +67,7 @@ def made_up(
         near = (generator.random(40) < p).astype(float)
         z = 2.0 * generator.standard_normal(400)
         steps.append(ReplayStep(4 * i, 4 * i, 4 * i, risk, true if i else None, p, near, z))
-    return ReplayRecord(family, f"{family}-problem", group, 80, tuple(steps))
+    return ReplayRecord(family, f"{family}-problem", INFORMED, 80, tuple(steps))
 
 
 # --- the statistics ---

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forecast_autotune.llm.advice.question import AdviceSample
-from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceSubject
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
 
@@ -97,8 +96,3 @@ def subject(configs: Sequence[Config] = CONFIGS, rows: int = 4096) -> AdviceSubj
     """The same as a cost function sees it."""
     given = sample(rows)
     return AdviceSubject.of(given.problem, [Candidate(c) for c in configs], given.grids)
-
-
-def advice_of(text: str, kernel: str = "rows", source_sha256: str = SOURCE) -> Advice:
-    """Advice with this text."""
-    return Advice(kernel, source_sha256, text, "somebody", at="2026-01-31T00:00:00+00:00")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -212,16 +211,10 @@ def _line(text: str, generator: random.Random) -> str:
     return "".join(lines)
 
 
-def mutations(count: int, seed: int = 0) -> Iterator[str]:
-    generator = random.Random(seed)
-    texts = list(GOOD.values())
-    for number in range(count):
-        yield mutated(texts[number % len(texts)], generator)
-
-
 def test_mutated_functions_are_refused_or_give_plain_costs() -> None:
-    taken = 0
-    for text in mutations(MUTATIONS):
+    generator, texts, taken = random.Random(0), list(GOOD.values()), 0
+    for number in range(MUTATIONS):
+        text = mutated(texts[number % len(texts)], generator)
         begin = time.thread_time()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

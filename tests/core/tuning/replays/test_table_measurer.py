@@ -19,11 +19,11 @@ PLAIN = example_table()
 NAMES = [m.candidate for m in PLAIN.measurements]
 
 
-def measurer(*seconds: float, workers: int = 2, timing_s: float = 0.25) -> TableMeasurer:
+def measurer(*seconds: float) -> TableMeasurer:
     """Candidates that compile for so many seconds, in order; the others for a second."""
     each = [*seconds, *[1.0] * (len(NAMES) - len(seconds))]
     rows = [replace(m, compile_s=s) for m, s in zip(PLAIN.measurements, each, strict=True)]
-    return TableMeasurer(Table(PLAIN.problem, rows), workers=workers, timing_s=timing_s)
+    return TableMeasurer(Table(PLAIN.problem, rows), workers=2, timing_s=0.25)
 
 
 def test_workers_compile_side_by_side_while_others_are_timed() -> None:
