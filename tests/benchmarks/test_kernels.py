@@ -119,33 +119,34 @@ def test_every_kernel_is_traced_and_read(case: Case) -> None:
     assert read.store_bytes + read.atomic_elements > 0
 
 
-@pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_space_is_a_plausible_list_without_duplicates(case: Case) -> None:
-    result = configs(case)
-    assert 24 <= len(result) <= 110
-    assert len({str(c) for c in result}) == len(result)
-    assert {name for c in result for name in c.kwargs} <= set(case.kernel.arg_names)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_spaces_names_and_work_match_the_arguments(kernel: str) -> None:
+    for case in cases([kernel]):
+        assert_fits(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_names_and_work_match_the_arguments(case: Case) -> None:
-    names = case.kernel.arg_names
-    assert case.key
-    assert {*case.key, *case.reset_to_zero} <= set(names)
+def assert_fits(case: Case) -> None:
+    """A plausible list without duplicates, and what the case says of its kernel's arguments."""
+    names, space = case.kernel.arg_names, configs(case)
+    assert 24 <= len(space) <= 110, case.name
+    assert len({str(c) for c in space}) == len(space), case.name
+    assert {name for c in space for name in c.kwargs} <= set(names), case.name
+    assert case.key, case.name
+    assert {*case.key, *case.reset_to_zero} <= set(names), case.name
     data = case.make("meta")
     tensors = [a for a in data["args"] if isinstance(a, torch.Tensor)]
     if case.bytes:
-        assert case.bytes == sum(t.numel() * t.element_size() for t in tensors)
-    assert all(any(output is t for t in tensors) for output in data["outputs"])
+        assert case.bytes == sum(t.numel() * t.element_size() for t in tensors), case.name
+    assert all(any(output is t for t in tensors) for output in data["outputs"]), case.name
     # Positional arguments, named ones and a config's own fill the signature; heuristics may add more.
-    given = {*names[: len(data["args"])], *data["kwargs"], *configs(case)[0].kwargs}
+    given = {*names[: len(data["args"])], *data["kwargs"], *space[0].kwargs}
     heuristics = set(getattr(case.kernel, "values", ()))
     jit = case.kernel.fn if heuristics else case.kernel
     defaults = {p.name for p in jit.params if p.has_default}
-    assert set(names) - given <= heuristics | defaults
-    grid = data["grid"](configs(case)[0].kwargs)
-    assert 1 <= len(grid) <= 3
-    assert all(isinstance(n, int) and n >= 1 for n in grid)
+    assert set(names) - given <= heuristics | defaults, case.name
+    grid = data["grid"](space[0].kwargs)
+    assert 1 <= len(grid) <= 3, case.name
+    assert all(isinstance(n, int) and n >= 1 for n in grid), case.name
 
 
 @pytest.mark.parametrize("case", FIRST, ids=by_name)
