@@ -98,13 +98,18 @@ def test_every_setting_has_a_case_here() -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_variable_sets_its_setting_and_nothing_else(name: str) -> None:
+def test_a_variable_and_with_set_their_setting_and_nothing_else(name: str) -> None:
     text, value = GOOD[name]
     settings = Settings.from_environment({variable(name): text})
     assert getattr(settings, name) == value
     assert type(getattr(settings, name)) is type(value)
     changed = {f.name for f in fields(Settings) if getattr(settings, f.name) != getattr(Settings(), f.name)}
     assert changed == {name}
+    # `with_` takes what the variable takes.
+    assert getattr(Settings().with_(**{name: value}), name) == value
+    if name not in ("enabled", "summary"):
+        assert getattr(Settings().with_(**{name: text}), name) == value
+    assert Settings().with_(**{name: None}) == Settings()
 
 
 @pytest.mark.parametrize(("name", "text", "rule"), BAD)
@@ -128,15 +133,6 @@ def test_an_address_with_secrets_is_refused_and_not_shown(text: str) -> None:
 def test_a_home_directory_is_found_without_a_shell() -> None:
     result = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
     assert result == Path.home() / "kernels"
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_with_takes_what_the_variable_takes(name: str) -> None:
-    text, value = GOOD[name]
-    assert getattr(Settings().with_(**{name: value}), name) == value
-    if name not in ("enabled", "summary"):
-        assert getattr(Settings().with_(**{name: text}), name) == value
-    assert Settings().with_(**{name: None}) == Settings()
 
 
 @pytest.mark.parametrize(
