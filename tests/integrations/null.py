@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -109,18 +106,3 @@ def child(work: Callable[[], object]) -> int:
         code = 0
     finally:
         os._exit(code)
-
-
-def worker_result(worker: Path, folder: Path, *words: object) -> Any:
-    """What a program of the tests prints in a process with caches of its own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
-    environment |= {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "measurements"),
-        "TRITON_CACHE_DIR": str(folder / "binaries"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
-    command = [sys.executable, str(worker), *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout.splitlines()[-1])

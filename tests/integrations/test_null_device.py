@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +26,6 @@ from tests.integrations.null import (
     blocks,
     by_launch_options,
     configs,
-    counts,
     double,
     fresh,
     launch,
@@ -49,11 +46,8 @@ def time_of(config: Any) -> float:
     return by_launch_options(metadata)
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(
-    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+@pytest.mark.usefixtures("compiler")
+def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(device: Any, tmp_path: Path) -> None:
     tuner = tuned(store=tmp_path / "store")
     kernel = launch(tuner)
     decision = tuner.decision
@@ -146,11 +140,6 @@ def test_store_false_touches_no_disk(device: Any, tmp_path: Path) -> None:
     assert device.launches == again + 1, "memory only, but memory all the same"
 
 
-def test_the_default_store_is_where_the_variable_points(device: Any, tmp_path: Path) -> None:
-    launch(tuned(store=None))
-    assert len(tables(tmp_path / "measurements")) == 1
-
-
 def test_a_large_space_is_expanded_late_and_compiled_in_a_small_part(device: Any) -> None:
     asked: list[int] = []
 
@@ -192,26 +181,6 @@ def test_buckets_share_decisions(device: Any, tmp_path: Path) -> None:
     for n in (1040, 2048):
         launch(exact, n)
     assert [key[0] for key in exact.cache] == [1040, 2048]
-
-
-def test_many_threads_decide_each_key_once(device: Any, tmp_path: Path) -> None:
-    tuner = tuned(listed=configs((2, 4, 8), (2, 3)), store=tmp_path / "store", mode="exhaustive")
-    start = threading.Barrier(8)
-
-    def work(number: int) -> None:
-        start.wait()
-        for step in range(6):
-            launch(tuner, 4096 * (1 + (number + step) % 3))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8), timeout=120))
-    assert sorted(key[0] for key in tuner.cache) == [4096, 8192, 12288]
-    found = tables(tmp_path / "store")
-    assert len(found) == 3
-    for table in found:
-        assert set(counts(table).values()) == {1}
-        assert sum(m.protocol == "events-l2read-3" for m in table.measurements) == 6
-    assert tuner.nargs is None
 
 
 # --- modes by variable ---
@@ -311,16 +280,6 @@ def test_the_seconds_of_a_stored_decision_can_be_read_too(device: Any, tmp_path:
         assert tuner.bench_time > 0
 
 
-def test_launch_options_of_a_call_make_another_problem(device: Any, tmp_path: Path) -> None:
-    store, x = tmp_path / "store", torch.empty(128)
-    device.clock = lambda metadata: abs(metadata.num_warps - (1 if metadata.maxnreg else 8)) + 1.0
-    for options, warps in (({"maxnreg": 32}, 1), ({}, 8), ({"maxnreg": 32}, 1)):
-        tuner = tuned(listed=configs((1, 8), (3,)), store=store)
-        tuner[(1,)](x, x, 128, **options)
-        assert tuner.best_config.num_warps == warps
-    assert tuner.decision.evidence is Evidence.STORED
-
-
 def test_a_kernel_under_heuristics_is_compiled_in_children(device: Any) -> None:
     """Triton's heuristics cannot compile without a launch before 3.6; tuning launches what it has compiled."""
     kernel = triton.heuristics({"BLOCK": lambda given: 64 * given["num_warps"]})(fresh(twice))
@@ -331,13 +290,10 @@ def test_a_kernel_under_heuristics_is_compiled_in_children(device: Any) -> None:
     assert tuner.decision.measured == tuner.decision.cost.compiled == binaries() == 3
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_each_compilation_and_measurement_is_shown_and_no_launch(
-    device: Any, monkeypatch: pytest.MonkeyPatch, compiler: str
-) -> None:
+@pytest.mark.usefixtures("compiler")
+def test_each_compilation_and_measurement_is_shown_and_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     monkeypatch.setattr(spans._state, "exporter", recorder)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
     tuner = tuned(listed=configs(stages=(2, 3)))
     launch(tuner)
     shown, counted = len(recorder.spans), dict(recorder.counted)

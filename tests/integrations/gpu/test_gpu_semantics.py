@@ -38,12 +38,6 @@ def autotune(request: pytest.FixtureRequest) -> Decorator:
     return triton.autotune if request.param == "triton" else ours()
 
 
-@pytest.fixture(params=["triton", "forecast"])
-def exhaustive(request: pytest.FixtureRequest) -> Decorator:
-    """Triton's decorator, then ours measuring every config."""
-    return triton.autotune if request.param == "triton" else ours(mode="exhaustive")
-
-
 @pytest.fixture
 def forecast() -> Decorator:
     """Only our decorator."""

@@ -1,7 +1,7 @@
-"""What a compilation leaves for others, one step per process: `python artefacts_worker.py STEP FOLDER`.
+"""Real compilations and what they leave for others, one step per process: `python artefacts_worker.py STEP FOLDER`.
 
-`make` compiles with us, `load` runs a package where nobody has heard of us, and `reuse` starts from what caches
-were told alone. Each prints one JSON line.
+`session` is of `worker.py`; `make` compiles with us, `load` runs a package where nobody has heard of us, and `reuse`
+starts from what caches were told alone. Each prints one JSON line.
 """
 
 from __future__ import annotations
@@ -125,12 +125,13 @@ def _lookups() -> dict[str, Any]:
 
 
 def main() -> None:
-    step, folder = sys.argv[1], Path(sys.argv[2])
+    step, folder, steps = sys.argv[1], Path(sys.argv[2]), {"make": make, "load": load, "reuse": reuse}
     if step != "load":
         from tests.integrations.inductor import worker
 
         worker.prepare()
-    print(json.dumps({f.__name__: f for f in (make, load, reuse)}[step](folder)))
+        steps["session"] = worker.session
+    print(json.dumps(steps[step](folder)))
 
 
 if __name__ == "__main__":

@@ -190,30 +190,20 @@ def register(
 FACTORS = (torch.randn(16, 64), torch.randn(64, 16))
 
 
+def product(name: str, code: Path, values: Mapping[str, str] = {}, **options: Any) -> Any:
+    """A call of such an operator, whose body lies in this folder."""
+    operator = register(name, implementation(code, name, **values), **options)
+    return lambda a, b: operator(a, b)
+
+
 def operators(folder: Path) -> dict[str, Any]:
     """One operator before and after its body was edited, or a function that the body calls."""
     found = {}
     edits: dict[str, dict[str, str]] = {"first": {}, "same": {}, "body": {"helper": "1.0 * scaled"}}
     edits["helper"] = {"factor": "(1 + 0)"}
     for name, values in edits.items():
-        operator = register("edited", implementation(folder / "code", "product", **values))
-        found[name] = compiled(lambda a, b, f=operator: f(a, b), FACTORS, folder / "store")
-    return found
-
-
-def patches(folder: Path) -> dict[str, Any]:
-    """A decomposition with and without settings of its own."""
-    plain = CustomOpConfig(split, s=4)
-    patched = CustomOpConfig(split, config_patches={"max_fusion_size": 7}, s=4)
-    other = CustomOpConfig(split, config_patches={"max_fusion_size": 9}, s=4)
-    found = {}
-    for name, configs in {
-        "both": (plain, patched),
-        "other": (plain, other),
-        "again": (plain, patched),
-    }.items():
-        operator = register("patched", implementation(folder / "code", "product"), configs)
-        found[name] = compiled(lambda a, b, f=operator: f(a, b), FACTORS, folder / "store")
+        edited = product("edited", folder / "code", values)
+        found[name] = compiled(edited, FACTORS, folder / "store")
     return found
 
 
@@ -221,9 +211,8 @@ def thresholds(folder: Path) -> dict[str, Any]:
     """A decomposition that has to be a thousand times as fast; a later process, and one without a threshold."""
     found = {}
     for name, threshold in {"first": 1000.0, "second": 1000.0, "none": 1.0, "third": 1000.0}.items():
-        body = implementation(folder / "code", "product")
-        operator = register("threshold", body, min_speedup_threshold=threshold)
-        found[name] = compiled(lambda a, b, f=operator: f(a, b), FACTORS, folder / "store")
+        fast = product("threshold", folder / "code", min_speedup_threshold=threshold)
+        found[name] = compiled(fast, FACTORS, folder / "store")
     return found
 
 
@@ -245,13 +234,11 @@ def hooks(folder: Path) -> dict[str, Any]:
     """A user's hook that takes a choice by all times, in two processes; then none."""
     from torch._inductor.virtualized import V
 
-    operator = register("hooked", implementation(folder / "code", "product"))
-    product = lambda a, b: operator(a, b)  # noqa: E731
-    found = {}
+    hooked, found = product("hooked", folder / "code"), {}
     for name in ("first", "second"):
         with V.set_choices_handler(Overriding()):
-            found[name] = compiled(product, FACTORS, folder / "store")
-    found["none"] = compiled(product, FACTORS, folder / "store")
+            found[name] = compiled(hooked, FACTORS, folder / "store")
+    found["none"] = compiled(hooked, FACTORS, folder / "store")
     return {**found, "asked": ASKED}
 
 
@@ -262,44 +249,41 @@ def failures(folder: Path) -> dict[str, Any]:
         "killed": "Killed signal terminated program cc1plus",
         "broken": "no such type",
     }.items():
-        operator = register(name, implementation(folder / "code", name))
-        product = lambda a, b, f=operator: f(a, b)  # noqa: E731
+        failed = product(name, folder / "code")
         failing = lambda choice, t=text: RuntimeError(f"CompileError: {t}") if "split" in choice else None  # noqa: E731
         with clock(fails=failing):
-            first = compiled(product, FACTORS, folder / name)
-        found[name] = {"first": first, "again": compiled(product, FACTORS, folder / name)}
+            first = compiled(failed, FACTORS, folder / name)
+        found[name] = {"first": first, "again": compiled(failed, FACTORS, folder / name)}
     return found
 
 
 def foreign_times(folder: Path) -> dict[str, Any]:
     """Times of Inductor's own cache that nobody of us has taken; then the same store with empty caches."""
-    operator = register("foreign", implementation(folder / "code", "product"))
-    product = lambda a, b: operator(a, b)  # noqa: E731
+    foreign = product("foreign", folder / "code")
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(product, options=TUNED)(*FACTORS)
-    found = {"obeyed": compiled(product, FACTORS, folder / "store", shared=True)}
-    return {**found, "measured": compiled(product, FACTORS, folder / "store")}
+        torch.compile(foreign, options=TUNED)(*FACTORS)
+    found = {"obeyed": compiled(foreign, FACTORS, folder / "store", shared=True)}
+    return {**found, "measured": compiled(foreign, FACTORS, folder / "store")}
 
 
 def disturbed(folder: Path) -> dict[str, Any]:
     """Each call of a choice is interrupted by the scheduler, as beside busy processes; then none is."""
-    from forecast_integrations.inductor import choice_timing
-
-    operator = register("disturbed", implementation(folder / "code", "product"))
-    product = lambda a, b: operator(a, b)  # noqa: E731
     import resource
 
+    from forecast_integrations.inductor import choice_timing
+
+    slow = product("disturbed", folder / "code")
     counts = iter(range(10**9))
     usage = resource.getrusage
     resource.getrusage = lambda who: type("", (), {"ru_nivcsw": next(counts)})()
     choice_timing._TURNS_S = 0.2
     try:
-        beside = compiled(product, FACTORS, folder / "store")
+        beside = compiled(slow, FACTORS, folder / "store")
     finally:
         resource.getrusage = usage
     choice_timing._TURNS_S = 5.0
-    return {"beside": beside, "alone": compiled(product, FACTORS, folder / "store")}
+    return {"beside": beside, "alone": compiled(slow, FACTORS, folder / "store")}
 
 
 def relu_of_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -338,22 +322,7 @@ def compile_once(folder: Path) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1])
     summary.LISTENERS.append(lambda label, decision: DECIDED.append(decision))
-    every = {
-        f.__name__: f
-        for f in (
-            activations,
-            batches,
-            operators,
-            patches,
-            thresholds,
-            hooks,
-            failures,
-            foreign_times,
-            disturbed,
-            compile_once,
-        )
-    }
-    print(json.dumps({name: every[name](folder / name) for name in sys.argv[2:]}))
+    print(json.dumps({name: globals()[name](folder / name) for name in sys.argv[2:]}))
 
 
 if __name__ == "__main__":

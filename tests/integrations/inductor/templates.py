@@ -1,6 +1,6 @@
-"""Templates as Inductor renders them, sizes and strides as constants: a product of mixed dtypes, flex attention.
+"""Flex attention as Inductor renders it, sizes and strides as constants.
 
-Only what TTIR depends on is kept: the body of each template with its loads, dots, masks and stores, and
+Only what TTIR depends on is kept: the body of the template with its loads, dots, masks and stores, and
 the suffix that writes the output.
 """
 
@@ -8,53 +8,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _tile(pid, M, N, GROUP_M, BLOCK_M, BLOCK_N):
-    grid_m = (M + BLOCK_M - 1) // BLOCK_M
-    grid_n = (N + BLOCK_N - 1) // BLOCK_N
-    width = GROUP_M * grid_n
-    group_id = pid // width
-    group_size = tl.minimum(grid_m - group_id * GROUP_M, GROUP_M)
-    pid_m = group_id * GROUP_M + (pid % group_size)
-    pid_n = (pid % width) // group_size
-    return pid_m, pid_n
-
-
-@triton.jit
-def mixed_mm(
-    A,
-    B,
-    C,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    pid = tl.program_id(0).to(tl.int32)
-    pid_m, pid_n = _tile(pid, M, N, GROUP_M, BLOCK_M, BLOCK_N)
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_a_m = rm % M
-    offs_b_n = rn % N
-    offs_k = tl.arange(0, BLOCK_K)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k_idx in range(0, tl.cdiv(K, BLOCK_K)):
-        a_k_idx_vals = offs_k[None, :] + (k_idx * BLOCK_K)
-        b_k_idx_vals = offs_k[:, None] + (k_idx * BLOCK_K)
-        a = tl.load(A + (a_k_idx_vals + K * offs_a_m[:, None]))
-        b = tl.load(B + (offs_b_n[None, :] + N * b_k_idx_vals))
-        acc += tl.dot(a, b.to(a.dtype), out_dtype=tl.float32)
-    rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    idx_m = rm[:, None]
-    idx_n = rn[None, :]
-    mask = (idx_m < M) & (idx_n < N)
-    tl.store(C + tl.broadcast_to(idx_n + N * idx_m, [BLOCK_M, BLOCK_N]), acc, mask)
 
 
 @triton.jit

@@ -85,11 +85,9 @@ def bare(kind: type, **fields: Any) -> Any:
     return choice
 
 
-def extern(**fields: Any) -> Any:
-    kernel = SimpleNamespace(
-        **{"name": "mine", "op_overload": None, "to_callable": lambda: a_function} | fields
-    )
-    return bare(ExternKernelCaller, choice=kernel, kwargs={})
+def extern(name: str = "mine", function: Any = a_function, **given: str) -> Any:
+    kernel = SimpleNamespace(name=name, op_overload=None, to_callable=lambda: function)
+    return bare(ExternKernelCaller, choice=kernel, kwargs=given)
 
 
 def subgraph(**fields: Any) -> Any:
@@ -102,10 +100,10 @@ def subgraph(**fields: Any) -> Any:
     return bare(SubgraphChoiceCaller, **given | fields)
 
 
-def templated(**fields: Any) -> Any:
-    parameters = SimpleNamespace(to_kwargs=lambda: {"BLOCK_M": 16})
-    given = {"template": SimpleNamespace(uid="triton::mm"), "params": parameters, "extra_kwargs": {}}
-    return bare(KernelTemplateChoice, **given | fields)
+def templated(uid: str = "triton::mm", rows: int = 16, **extra: str) -> Any:
+    parameters = SimpleNamespace(to_kwargs=lambda: {"BLOCK_M": rows})
+    template = SimpleNamespace(uid=uid)
+    return bare(KernelTemplateChoice, template=template, params=parameters, extra_kwargs=extra)
 
 
 def triton(description: str = "BLOCK_M=16", name: str = "triton_mm_1", key: str = "a") -> Any:
@@ -134,14 +132,15 @@ def cutedsl(path: str = __file__, number: int = 1) -> Any:
     )
 
 
+def universal(description: str) -> Any:
+    return bare(NVUniversalGemmCaller, description=description)
+
+
 PAIRS = {
-    (ExternKernelCaller, "choice"): (extern(), extern(name="other")),
-    (ExternKernelCaller, "kwargs"): (
-        extern(),
-        bare(ExternKernelCaller, choice=extern().choice, kwargs={"attr": "relu"}),
-    ),
-    (ExternKernelChoice, "name"): (extern(), extern(name="other")),
-    (ExternKernelChoice, "op_overload"): (extern(), extern(to_callable=lambda: another_function)),
+    (ExternKernelCaller, "choice"): (extern(), extern("other")),
+    (ExternKernelCaller, "kwargs"): (extern(), extern(attr="relu")),
+    (ExternKernelChoice, "name"): (extern(), extern("other")),
+    (ExternKernelChoice, "op_overload"): (extern(), extern(function=another_function)),
     (TritonTemplateCaller, "bmreq"): (triton(name="triton_flex_1"), triton(name="triton_flex_1", key="b")),
     (CppTemplateCaller, "category"): (cpp(), cpp(category="CppMicroGemmAMX")),
     (CppTemplateCaller, "template"): (cpp(), cpp(threads=2)),
@@ -151,32 +150,19 @@ PAIRS = {
     (SubgraphChoiceCaller, "decomposition"): (subgraph(), subgraph(decomposition=another_function)),
     (SubgraphChoiceCaller, "decomposition_kwargs"): (subgraph(), subgraph(decomposition_kwargs={"s": 2})),
     (SubgraphChoiceCaller, "config_patches"): (subgraph(), subgraph(config_patches={"max_fusion_size": 7})),
-    (KernelTemplateChoice, "template"): (
-        templated(),
-        templated(template=SimpleNamespace(uid="triton::mm_persistent")),
-    ),
-    (KernelTemplateChoice, "params"): (
-        templated(),
-        templated(params=SimpleNamespace(to_kwargs=lambda: {"BLOCK_M": 32})),
-    ),
-    (KernelTemplateChoice, "extra_kwargs"): (
-        templated(),
-        templated(extra_kwargs={"epilogue_fn_hash": "addmm 2 1"}),
-    ),
+    (KernelTemplateChoice, "template"): (templated(), templated("triton::mm_persistent")),
+    (KernelTemplateChoice, "params"): (templated(), templated(rows=32)),
+    (KernelTemplateChoice, "extra_kwargs"): (templated(), templated(epilogue_fn_hash="addmm 2 1")),
     (ROCmTemplateCaller, "bmreq"): (rocm(), rocm("b"), rocm(number=2)),
     (ROCmBenchmarkRequest, "source_code"): (rocm(), rocm("b")),
     (BenchmarkRequest, "extra_args"): (rocm(), rocm(blocks=2)),
     (CuteDSLTemplateCaller, "bmreq"): (cutedsl(), cutedsl(torch.__file__), cutedsl(number=2)),
     (CuteDSLBenchmarkRequest, "module_path"): (cutedsl(), cutedsl(torch.__file__)),
     (CUTLASSTemplateCaller, "bmreq"): tuple(
-        bare(CUTLASSTemplateCaller, name=name) for name in ("cutlass_1f", "cutlass_2f")
+        bare(CUTLASSTemplateCaller, name=f"cutlass_{n}f") for n in (1, 2)
     ),
-    **{
-        (NVUniversalGemmCaller, field): tuple(
-            bare(NVUniversalGemmCaller, description=text) for text in ("mm tile_64", other)
-        )
-        for field, other in {"kernel": "mm tile_128", "variant": "grouped tile_64"}.items()
-    },
+    (NVUniversalGemmCaller, "kernel"): (universal("mm tile_64"), universal("mm tile_128")),
+    (NVUniversalGemmCaller, "variant"): (universal("mm tile_64"), universal("grouped tile_64")),
 }
 """Choices that differ in one field alone, and one that differs from the first in its counter alone."""
 

@@ -147,17 +147,6 @@ def test_a_clock_that_fails_leaves_a_choice_to_inductor_and_says_so() -> None:
     assert calls.failed
 
 
-def test_what_a_choice_raises_inductor_hears() -> None:
-    calls = ChoiceTiming(serving(), "mm", of({}))
-
-    def fails() -> None:
-        raise RuntimeError("out of resource")
-
-    with pytest.raises(RuntimeError, match="out of resource"):
-        calls.benchmark_choice(choice("broken"), lambda: calls.benchmark_call(fails, lambda: 0.01))
-    assert not calls.failed
-
-
 def test_what_cannot_be_recorded_is_remembered_and_said_where_it_waits() -> None:
     first = choice("waits")
     session = serving()

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integrations.inductor.test_compile import environment, finish, run
+from tests.integrations.inductor.test_compile import answer_of, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
-WORKER = Path(__file__).with_name("identity_worker.py")
-OPERATORS = ["operators", "patches", "thresholds", "hooks", "failures", "foreign_times", "disturbed"]
+OPERATORS = ["operators", "thresholds", "hooks", "failures", "foreign_times", "disturbed"]
 
 
 def work(folder: Path, cache: str, *scenarios: str, **more: str) -> Any:
     """The answers of scenarios in one process; `cache` names its caches of compilers."""
-    quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **more}
-    return finish(
-        run([sys.executable, str(WORKER), str(folder), *scenarios], environment(folder, cache, **quick))
-    )
+    return answer_of("identity_worker.py", environment(folder, cache, **more), folder, *scenarios)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +55,6 @@ def test_the_summary_names_what_an_empty_batch_took(layers: Any) -> None:
 def test_an_edited_operator_is_timed_again_and_what_it_calls_belongs_to_it(operators: Any) -> None:
     again = {name: timed(answer, "faident_edited") for name, answer in operators["operators"].items()}
     assert again == {"first": True, "same": False, "body": True, "helper": True}
-
-
-def test_a_decomposition_with_settings_of_its_own_is_another_choice(operators: Any) -> None:
-    answers = operators["patches"]
-    assert [answer["measured"] for answer in answers.values()] == [[3], [1], [0]]
 
 
 def test_a_threshold_holds_in_every_process(operators: Any) -> None:

@@ -161,15 +161,18 @@ def listed_here(inputs: Any, count: int = COUNT) -> list[Any]:
     return [*lists["library"], *lists["template"]]
 
 
+def first_of(ours: TuningSession, inputs: Any, listed: list[Any], *, drafted: bool = True) -> list[Any]:
+    """What is compiled first; `drafted`: of those that get code."""
+    made = [c.choice for c in (prune_before_codegen(ours, "mm", inputs, listed) if drafted else listed)]
+    return prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
+
+
 def select(
     ours: TuningSession, times: dict[int, float], count: int = COUNT
 ) -> tuple[Bench, dict[int, float]]:
     """Inductor's selection: its times by number. Empty when it was left a single choice."""
     inputs = product_inputs(64, 32, 16, device="cpu")
-    kept = prune_before_codegen(ours, "mm", inputs, listed_here(inputs, count))
-    made = [c.choice for c in kept]
-    operation = SelectionCall("mm", inputs.nodes(), made[0].layout)
-    left = prune_before_compilation(ours, operation, made)
+    left = first_of(ours, inputs, listed_here(inputs, count))
     bench = Bench(ours, times)
     if len(left) == 1:
         bench.rounds.append([number(left[0])])
@@ -262,9 +265,7 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
     listed = listed_here(inputs)
     for choice in listed[1:]:
         choice.template = barren
-    made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed)]
-    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
-    bench = Bench(ours, {})
+    left, bench = first_of(ours, inputs, listed), Bench(ours, {})
     timings = rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
     assert {3, 4}.isdisjoint(number(c) for c in timings)
     assert {5, 6} <= {number(c) for c in timings}
@@ -278,9 +279,8 @@ def test_what_was_decided_before_and_has_no_code_is_not_decided_again(
     made_of = ChoicePool._made
     monkeypatch.setattr(ChoicePool, "_made", lambda s, c: None if number(c) == 4 else made_of(s, c))
     inputs = product_inputs(64, 32, 16, device="cpu")
-    made = [c.choice for c in listed_here(inputs)]
     ours = serving(log2_ms_of, tmp_path)
-    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
+    left = first_of(ours, inputs, listed_here(inputs), drafted=False)
     assert len(left) > 1
     assert 4 not in map(number, left)
     bench = Bench(ours, {})
@@ -293,10 +293,8 @@ def test_what_was_not_waited_for_is_not_asked_for_again() -> None:
     ours = serving(log2_ms_of, policy=NARROW)
     inputs = product_inputs(64, 32, 16, device="cpu")
     listed = listed_here(inputs)
-    made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed)]
-    left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
-    search, bench = search_of(left), Bench(ours, {})
-    search.set_aside(candidate_of(next(c for c in listed if number(c) == 4)))
+    left, bench = first_of(ours, inputs, listed), Bench(ours, {})
+    search_of(left).set_aside(candidate_of(next(c for c in listed if number(c) == 4)))
     rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
     assert bench.rounds[1] == [3, 5, 6]
     assert not any(4 in r for r in bench.rounds)

@@ -70,22 +70,30 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def rendered(
-    graph: Any, template: Any, operands: list[Sizes], dtype: Any, out: Sizes, given: dict[str, Any]
+    graph: Any, template: Any, operands: list[Sizes], dtype: Any, out: Sizes, given: dict[str, Any], last: Any
 ) -> Any:
-    """The choice that a template gives for these operands (size, stride)."""
+    """The choice that a template gives for these operands (size, stride); `last`: the dtype of the last one."""
     nodes = template_inputs(graph, operands, dtype)
+    nodes[-1].data.layout.dtype = last
     layout = ir.FixedLayout(DEVICE, dtype, list(out[0]), list(out[1]))
     choice = template.generate(nodes, layout, **given)
     assert hasattr(choice, "bmreq"), f"the template gave no choice: {choice}"
     return choice
 
 
-def traced(choice: Any, operands: list[Sizes], dtype: Any, out: Sizes) -> str:
-    """The TTIR of a choice's code."""
-    module = PyCodeCache.load_by_key_path(choice.bmreq.module_cache_key, choice.bmreq.module_path)
+def traced(choice: Any, operands: list[Sizes], dtype: Any, out: Sizes, last: Any) -> str:
+    """The TTIR of a choice's code. Another last operand is cast, as in a kernel that it was fused into."""
+    key, path = choice.bmreq.module_cache_key, Path(choice.bmreq.module_path)
+    if last != dtype:
+        text = path.read_text().replace("tl.dot(a, b,", "tl.dot(a, b.to(a.dtype),")
+        key, path = f"{key}_cast", path.with_name(f"cast_{path.name}")
+        path.write_text(text)
+    module = PyCodeCache.load_by_key_path(key, str(path))
     fn = getattr(module, choice.bmreq.kernel_name).fn
+    dtypes = [*[dtype] * (len(operands) - 1), last, dtype]
     tensors = [
-        torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride in [*operands, out]
+        torch.empty_strided(size, stride, dtype=each, device="meta")
+        for each, (size, stride) in zip(dtypes, [*operands, out], strict=True)
     ]
     assert len(fn.arg_names) == len(tensors)
     return trace(fn, tensors, {}, {})
@@ -144,6 +152,12 @@ def test_dtypes_strides_and_a_bias(
         operands.insert(0, ((M, N), (0, 1)))
         given |= {"prefix_args": 1, "epilogue_fn": addmm_epilogue(dtype, 1, 1)}
     compare(graph, "addmm" if bias else "mm", mm_template, operands, (C, (N, 1)), given, set(), dtype)
+
+
+@pytest.mark.parametrize("tile", TILES[:2])
+def test_a_right_operand_of_8_bits_that_is_cast_on_its_way(graph: Any, tile: tuple[int, int, int]) -> None:
+    operands, given = [(A, (K, 1)), (B, (N, 1))], {**GEMM, "USE_FAST_ACCUM": False} | tiled(tile)
+    compare(graph, "mm", mm_template, operands, (C, (N, 1)), given, set(), last=torch.int8)
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -226,17 +240,23 @@ def compare(
     given: dict[str, Any],
     left_out: set[str],
     dtype: Any = torch.float16,
+    last: Any = None,
 ) -> None:
-    choice = rendered(graph, template, operands, dtype, out, given)
+    last = last or dtype
+    choice = rendered(graph, template, operands, dtype, out, given, last)
     candidate = candidate_of(choice)
     assert candidate.config.num_warps == 4
     assert dict(candidate.config.kwargs)["BLOCK_N"] == given["BLOCK_N"]
     named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
-    arguments = [Argument(n, "tensor", str(dtype), tuple(size), tuple(stride)) for n, (size, stride) in named]
+    dtypes = {f"in{len(operands) - 1}": last}
+    arguments = [
+        Argument(n, "tensor", str(dtypes.get(n, dtype)), tuple(size), tuple(stride))
+        for n, (size, stride) in named
+    ]
     shape = operation_geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))
     assert shape is not None
     found = closed_form(shape, candidate.variant, candidate.config.parameters(), 132)
-    want = extract_facts(traced(choice, operands, dtype, out), (), found.grid)
+    want = extract_facts(traced(choice, operands, dtype, out, last), (), found.grid)
     for field in dataclasses.fields(want):
         # Rules of allocation that closed forms leave out: they keep one tile, the one that leaves the loop.
         if field.name.startswith("epilogue_") or field.name in ("described", "precise"):

@@ -112,10 +112,16 @@ def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -
         assert select(serving(log2_ms_of, tmp_path))[0] == 0
 
 
-def test_listening_stores_all_of_it(tmp_path: Path) -> None:
-    assert select(serving(log2_ms_of, tmp_path, mode=Mode.LISTEN)) == (1, list(range(-1, COUNT)))
-    assert len(outcomes(tmp_path)) == COUNT + 1
+def test_listening_stores_all_of_it_once_and_what_it_has_heard_is_used(tmp_path: Path) -> None:
+    for rounds in (1, 0):  # Inductor's own cache has the times from there on
+        listening = serving(log2_ms_of, tmp_path, mode=Mode.LISTEN)
+        assert select(listening) == (rounds, list(range(-1, COUNT)))
+        (table,) = Store(tmp_path).tables()
+        assert len(table.measurements) == len(outcomes(tmp_path)) == COUNT + 1
     assert list(Store(tmp_path).decisions()) == []
+    with fresh_cache():
+        assert select(serving(log2_ms_of, tmp_path))[0] == 0
+    assert len(next(Store(tmp_path).tables()).measurements) == COUNT + 1
 
 
 def test_times_that_somebody_altered_are_obeyed_and_not_remembered(

@@ -17,8 +17,6 @@ from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,
-    MatmulGeometry,
-    OperandLayout,
 )
 from forecast_integrations.inductor.choices.templates import attention_facts, closed_form
 from tests.integrations.inductor import templates
@@ -54,21 +52,6 @@ def assert_equal(
             assert min(16.0, mine) == pytest.approx(min(16.0, theirs), rel=0.5), field.name
         else:
             assert mine == pytest.approx(theirs, rel=within, abs=1e-9), field.name
-
-
-def parameters(tile: tuple[int, int, int], **more: Any) -> dict[str, Any]:
-    return {**dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True)), "GROUP_M": 8, **more}
-
-
-@pytest.mark.parametrize("tile", [(64, 128, 32), (128, 64, 64)])
-def test_mixed_mm(tile: Any) -> None:
-    """A right operand of 8 bits is cast on its way to the product."""
-    m, n, k = 4096, 2048, 1024
-    a, b, c = tensor(m, k), tensor(k, n, dtype=torch.int8), tensor(m, n)
-    text = trace(templates.mixed_mm, (a, b, c), {}, {"M": m, "N": n, "K": k} | parameters(tile))
-    geometry = MatmulGeometry(1, m, n, k, OperandLayout(16), OperandLayout(8), 16)
-    found = closed_form(geometry, "triton::mm", parameters(tile), SMS)
-    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
-"""Kernels decorated with ours inside torch.compile: which configs Inductor gets, and where its times go."""
+"""Kernels decorated with ours inside torch.compile: which configs Inductor gets, and where its times go.
+
+The device is the null device. Inductor's code for it needs a compiler that is not here, so graphs end where that code
+would be written.
+"""
 
 from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,93 +18,146 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from torch._inductor import config
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.runtime.triton_heuristics import config_to_dict
 
-from forecast_autotune import autotune
+from forecast_autotune import Space, autotune, enable_torch_compile
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.null_device import null_device
-from tests.integrations.null import by_launch_options, double, fresh, worker_result
+from tests.integrations.null import blocks, by_launch_options, double, fresh
+from tests.integrations.test_torch_compile import launch
 
 BLOCKS = (32, 128, 256, 512, 1024)
-EVERYTHING = [[block, warps] for block in BLOCKS for warps in (1, 2, 4, 8)]
+SPACE = Space({"BLOCK": BLOCKS}, num_warps=[1, 2, 4, 8])
+EVERYTHING = [(block, warps) for block in BLOCKS for warps in (1, 2, 4, 8)]
+NOTHING = Store(None)
+
+Lowering = tuple[list[tuple[int, int]], list[int]]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the worker saw."""
-    folder = tmp_path_factory.mktemp("user_kernels")
-    return worker_result(Path(__file__).with_name("user_kernels_worker.py"), folder, folder / "store")
+class Broken:
+    """A surrogate that fails."""
+
+    name, version = "broken", "1"
+
+    def forecast(self, query: Query) -> Forecasts:
+        raise RuntimeError("no forecast today")
 
 
-def grids(configs: list[list[int]], n: int) -> list[int]:
-    return [-(-n // block) for block, _ in configs]
+def tuned(store: Store | None = None, **options: Any) -> Any:
+    return autotune(configs=SPACE, key=["n"], store=store or Store(None), **options)(fresh(double))
 
 
-def test_inductor_gets_every_config_while_we_are_off(compiled: dict[str, Any]) -> None:
-    assert compiled["off"] == {"configs": EVERYTHING, "grids": grids(EVERYTHING, 4096)}
+def plain() -> Any:
+    """A tuner of somebody else's."""
+    return triton.autotune(blocks(*BLOCKS[:3]), key=["n"])(fresh(double))
 
 
-def test_the_plan_is_applied_to_configs_and_to_their_grids(compiled: dict[str, Any]) -> None:
-    planned = compiled["planned"]
-    assert 2 <= len(planned["configs"]) < 8
-    assert planned["grids"] == grids(planned["configs"], 4096)
-    assert [c for c in EVERYTHING if c in planned["configs"]] == planned["configs"]
-    assert compiled["kept by the user"] == len(EVERYTHING)
+class ReachedError(Exception):
+    """The graph has been lowered, and the kernel's code is about to be written."""
 
 
-def test_the_same_plan_adds_no_kernel_to_torchs_table(compiled: dict[str, Any]) -> None:
-    assert compiled["again"] == compiled["planned"]
-    assert compiled["kernels added"] == 0
+@pytest.fixture
+def inductor(torch_has_triton: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Lowering]]:
+    """The configs for which Inductor was going to write code, and their grids, of each kernel."""
+    seen: list[Lowering] = []
+
+    def stop(self: Any, kernel: Any, configs: Any, kwargs: Any, *rest: Any) -> Any:
+        grids = next(part for part in rest if part and isinstance(part[0], list | tuple))
+        seen.append(([(c.kwargs["BLOCK"], c.num_warps) for c in configs], [int(grid[0]) for grid in grids]))
+        raise ReachedError
+
+    monkeypatch.setattr(PythonWrapperCodegen, "define_user_defined_triton_kernel", stop)
+    with config.patch(compile_threads=1):
+        yield seen
 
 
-def test_what_the_users_own_pruning_leaves_is_planned(compiled: dict[str, Any]) -> None:
+def lowering(kernel: Any, n: int, inductor: list[Lowering]) -> Lowering:
+    """What Inductor gets of a kernel that is launched for so many elements."""
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="ReachedError"):
+        torch.compile(lambda x: launch(kernel, x), fullgraph=True)(torch.zeros(n))
+    return inductor.pop()
+
+
+def for_elements(configs: list[tuple[int, int]], n: int) -> Lowering:
+    return configs, [-(-n // block) for block, _ in configs]
+
+
+def test_a_plan_is_applied_to_configs_and_grids_while_we_are_in_force(inductor: list[Lowering]) -> None:
+    kernel = tuned()
+    assert lowering(kernel, 4096, inductor) == for_elements(EVERYTHING, 4096)
+    with enable_torch_compile(store=NOTHING):
+        plan = lowering(kernel, 4096, inductor)
+        assert plan == for_elements([c for c in EVERYTHING if c in plan[0]], 4096)
+        assert 2 <= len(plan[0]) < 8
+        assert len(kernel.configs) == len(EVERYTHING), "kept by the user"
+        kernels = len(kernel_side_table.id_to_kernel)
+        assert lowering(kernel, 4096, inductor) == plan
+        assert len(kernel_side_table.id_to_kernel) == kernels, "the same plan adds no kernel to torch's table"
+        others = [(block, 4) for block in BLOCKS[:3]]
+        assert lowering(plain(), 4096, inductor) == for_elements(others, 4096), (
+            "tuners of others are left alone"
+        )
+    assert lowering(tuned(), 4096, inductor) == for_elements(EVERYTHING, 4096)
+
+
+def test_what_the_users_own_pruning_leaves_is_planned(inductor: list[Lowering]) -> None:
     """Dynamo prunes by itself and makes a plain tuner of the rest."""
-    pruned = compiled["pruned"]
-    assert 2 <= len(pruned["configs"]) < 8
-    assert all(warps > 1 for _, warps in pruned["configs"])
-    assert pruned["grids"] == grids(pruned["configs"], 4096)
+    prune = {"early_config_prune": lambda configs, named, **rest: [c for c in configs if c.num_warps > 1]}
+    with enable_torch_compile(store=NOTHING):
+        left = lowering(tuned(prune_configs_by=prune), 4096, inductor)
+    assert 2 <= len(left[0]) < 8
+    assert all(warps > 1 for _, warps in left[0])
+    assert left == for_elements(left[0], 4096)
 
 
-def test_what_was_decided_in_eager_mode_is_not_tuned_again(compiled: dict[str, Any]) -> None:
-    assert compiled["stored"] == {"configs": [compiled["eager"]], "grids": grids([compiled["eager"]], 8192)}
-    assert len(compiled["other size"]["configs"]) > 1
+def test_what_was_decided_in_eager_mode_is_not_tuned_again(inductor: list[Lowering], tmp_path: Path) -> None:
+    known = Store(tmp_path)
+    eager = tuned(known)
+    launch(eager, torch.zeros(8192))
+    best = eager.best_config.kwargs["BLOCK"], eager.best_config.num_warps
+    with enable_torch_compile(store=known):
+        assert lowering(tuned(known), 8192, inductor) == for_elements([best], 8192)
+        assert len(lowering(tuned(known), 1 << 20, inductor)[0]) > 1, "another size"
 
 
-@pytest.mark.parametrize("when", ["listening", "broken", "off again"])
-def test_nothing_is_changed_without_a_plan(compiled: dict[str, Any], when: str) -> None:
-    assert compiled[when] == compiled["off"]
+def test_nothing_is_changed_without_a_plan(inductor: list[Lowering], monkeypatch: pytest.MonkeyPatch) -> None:
+    with enable_torch_compile(store=NOTHING, mode="listen"):
+        assert lowering(tuned(), 4096, inductor) == for_elements(EVERYTHING, 4096)
+    with enable_torch_compile(store=NOTHING) as service:
+        with pytest.warns(RuntimeWarning, match="no forecast today"):
+            assert lowering(tuned(surrogate=Broken()), 4096, inductor) == for_elements(EVERYTHING, 4096)
+        assert "no forecast today" in service.session.warn_once.messages[0]
+        monkeypatch.setattr(user_kernels, "OperationSearch", None)  # so that the hook itself fails
+        for mode in ("skip", "frozen", "deterministic", "tune"):
+            left = EVERYTHING if mode == "tune" else EVERYTHING[:1]  # of a mode without a clock
+            assert lowering(tuned(mode=mode), 4096, inductor) == for_elements(left, 4096)
 
 
-@pytest.mark.parametrize("mode", ["skip", "frozen", "deterministic", "tune"])
-def test_a_hook_that_fails_leaves_one_config_to_a_mode_without_a_clock(
-    compiled: dict[str, Any], mode: str
-) -> None:
-    left = EVERYTHING if mode == "tune" else EVERYTHING[:1]
-    assert compiled[f"{mode} after a failure"] == {"configs": left, "grids": grids(left, 4096)}
+def test_a_cached_graph_is_named_by_the_rules_of_its_kernels(device: Any) -> None:
+    def rules(kernel: Any) -> Any:
+        """Of as much of a graph as its key in the cache is made of."""
+        graph = torch.fx.Graph()
+        number = kernel_side_table.add_kernel(kernel)
+        graph.call_function(triton_kernel_wrapper_mutation, kwargs={"kernel_idx": number})
+        return user_kernels.rule_digests(torch.fx.GraphModule(torch.nn.Module(), graph))
 
-
-def test_a_broken_surrogate_is_told_of(compiled: dict[str, Any]) -> None:
-    assert "no forecast today" in compiled["said"][0]
-
-
-def test_tuners_of_others_are_left_alone(compiled: dict[str, Any]) -> None:
-    assert compiled["plain"]["configs"] == [[32, 4], [128, 4], [256, 4]]
-
-
-def test_a_cached_graph_is_named_by_the_rules_of_its_kernels(compiled: dict[str, Any]) -> None:
-    names = compiled["rules"]
+    names = [rules(tuned(**options)) for options in ({}, {}, {"surrogate": Broken()}, {"tolerance": 0.5})]
     assert names[0] == names[1]
     assert [len(n) for n in names] == [1] * 4
     assert len({str(n) for n in names}) == 3
-    assert compiled["rules of others"] == []
+    assert rules(plain()) == []
 
 
 class Launcher:

@@ -1,13 +1,7 @@
-"""Real compilations, one scenario per process: `python worker.py SCENARIO STORE` prints one JSON line.
-
-On a CPU a custom operation with several decompositions has many choices, a frozen linear layer has two
-(MKL and a C++ template), and a plain product has one.
-"""
+"""A custom operation with several decompositions: on a CPU, too, it has many choices."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +13,9 @@ from torch._inductor.utils import fresh_cache
 
 import forecast_autotune
 from forecast_autotune.records import Candidate
-from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 
 SPLITS = (1, 2, 4, 8, 16)
-
-LINEAR = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
 HEARD: list[dict[str, float]] = []
 """What each of Inductor's own feedback savers' calls was told: milliseconds by choice."""
 
@@ -49,10 +40,9 @@ def split(a: torch.Tensor, b: torch.Tensor, s: int = 1) -> torch.Tensor:
 class Scripted:
     """Forecasts that splits are as slow as they are many; the library comes in the middle."""
 
-    version = "1"
+    name, version = "scripted", "1"
 
-    def __init__(self, *, hope: float = 0.0, version: str = "1") -> None:
-        self.name, self.version = "scripted", version
+    def __init__(self, *, hope: float = 0.0) -> None:
         self.hope = hope
         """Doublings by which everything is forecast to be faster than it is."""
 
@@ -77,31 +67,6 @@ def compile_product(n: int = 64) -> dict[str, Any]:
         "autotunes": counters["inductor"]["select_algorithm_autotune"] - before,
         "rounds": [sorted(timings) for timings in HEARD[heard:]],
     }
-
-
-def compile_linear() -> dict[str, Any]:
-    """Compile and run a frozen linear layer once: MKL against a C++ template."""
-    torch._dynamo.reset()
-    before, heard = counters["inductor"]["select_algorithm_autotune"], len(HEARD)
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(128, 256).eval(), torch.randn(64, 128)
-    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
-        error = (torch.compile(layer, options=LINEAR)(x) - layer(x)).abs().max().item()
-    return {
-        "correct": error < 1e-3,
-        "autotunes": counters["inductor"]["select_algorithm_autotune"] - before,
-        "choices": [len(timings) for timings in HEARD[heard:]],
-    }
-
-
-def kept(store: Path) -> list[list[Any]]:
-    """(variant, s, outcome, whether it has a time) of every measurement."""
-    rows = [m for table in Store(store).tables() for m in table.measurements]
-    shown = []
-    for m in rows:
-        s = dict(m.candidate.config.kwargs).get("s")
-        shown.append([m.candidate.variant, s, str(m.outcome), m.ms > 0])
-    return sorted(shown, key=str)
 
 
 def touched() -> dict[str, Any]:
@@ -145,10 +110,11 @@ def changed(before: dict[str, Any]) -> list[str]:
     return sorted(n for n in {*before, *after} if before.get(n) is not after.get(n))
 
 
-def session(store: Path) -> dict[str, Any]:
+def session(folder: Path) -> dict[str, Any]:
     """Enable, compile, extend in rounds, disable."""
     from forecast_integrations.inductor.api import current
 
+    store = folder / "session"
     found: dict[str, Any] = {}
     before = touched()
     enable = forecast_autotune.enable_torch_compile
@@ -163,58 +129,13 @@ def session(store: Path) -> dict[str, Any]:
     with enable(surrogate=Scripted(hope=30), store=store) as inner:
         found["unsure"] = compile_product(48)
         found["nested"] = current() is inner.session
+    with enable(surrogate=Scripted(), store=store, frozen_at="2020-01-01T00:00:00"):
+        found["before"] = compile_product(64)
     found["outer_is_back"] = current() is second.session
     forecast_autotune.disable_torch_compile()
     found["left"] = changed(before)
     found["plain"] = compile_product(40)
     del handle
-    return found
-
-
-def warm(store: Path) -> dict[str, Any]:
-    """Another process: the store knows the problem, Inductor's caches are empty."""
-    enable = forecast_autotune.enable_torch_compile
-    with enable(surrogate=Scripted(), store=store, frozen_at=sys.argv[3]) as handle:
-        known = compile_product(64)
-        new = compile_product(72)
-        return {"known": known, "new": new, "tally": handle.session.tally.line()}
-
-
-def listen(store: Path) -> dict[str, Any]:
-    """Only listen: first Inductor measures, then it reads its own cache, then ours."""
-    enable = forecast_autotune.enable_torch_compile
-    with enable(store=store, mode="listen") as handle:
-        first = compile_linear()
-        identity = handle.session.identity()
-    stored = kept(store)
-    with enable(store=store, mode="listen"):
-        replay = compile_linear()
-    after = kept(store)
-    with enable(store=store, surrogate=Scripted()):
-        told = compile_linear()
-    told_rows = kept(store)
-    with enable(store=store, surrogate=Scripted()):
-        known = compile_linear()
-    found = {"first": first, "replay": replay, "told": told, "known": known, "identity": identity}
-    return found | {"stored": stored, "stored_after_replay": after, "stored_after_told": told_rows}
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    return x @ x
-
-
-def caching(store: Path) -> list[dict[str, int]]:
-    """One small graph, on or off as asked each time; whether it was found in the shared cache of graphs."""
-    found = []
-    for version in sys.argv[3:]:
-        if version != "off":
-            forecast_autotune.enable_torch_compile(surrogate=Scripted(version=version), store=store)
-        torch._dynamo.reset()
-        counters.clear()
-        with torch.no_grad():
-            torch.compile(square)(torch.randn(8, 8))
-        forecast_autotune.disable_torch_compile()
-        found.append({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")})
     return found
 
 
@@ -229,14 +150,3 @@ def prepare() -> None:
         HEARD.append({getattr(c, "_wrapped", c).name: ms for c, ms in timings.items()})
 
     add_feedback_saver(saver)
-
-
-def main() -> None:
-    scenario, store = sys.argv[1], Path(sys.argv[2])
-    prepare()
-    scenarios = {f.__name__: f for f in (session, warm, listen, caching)}
-    print(json.dumps(scenarios[scenario](store)))
-
-
-if __name__ == "__main__":
-    main()

@@ -47,15 +47,10 @@ def test_launch_after_tuning_sees_the_argument_as_promised(
     added = Accumulation(autotune, **{option: ["acc"]})
     assert torch.equal(added.launch(), start + added.x)
     assert torch.equal(added.launch(), start + 2 * added.x)
-
-
-def test_restore_value_given_by_keyword(autotune: Decorator) -> None:
-    """Keyword arguments are restored too."""
-    added = Accumulation(autotune, restore_value=["acc"])
-    vector = added.run.vector
-    added.run.tuner[grid](x=vector.x, tag=vector.tag, n=40, acc=added.acc)
-    assert added.acc is not None
-    assert torch.equal(added.acc[:40], 5.0 + added.x)
+    by_keyword = Accumulation(autotune, **{option: ["acc"]})
+    vector, acc = by_keyword.run.vector, by_keyword.acc
+    by_keyword.run.tuner[grid](x=vector.x, tag=vector.tag, n=40, acc=acc)
+    assert torch.equal(acc[:40], start + added.x)  # type: ignore[index]
 
 
 def test_restore_value_after_a_failing_config(autotune: Decorator) -> None:

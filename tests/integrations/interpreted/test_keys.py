@@ -23,17 +23,12 @@ from tests.integrations.interpreted.support import (
 F32, F64, I32 = "torch.float32", "torch.float64", "torch.int32"
 
 
-@pytest.mark.parametrize("key", [["n"], ["BLOCK", "n"]], ids=["values", "a name that only the config has"])
-def test_key_is_values_then_every_tensors_dtype(autotune: Decorator, key: list[str]) -> None:
+@pytest.mark.parametrize(("key", "values"), [(["n"], (40,)), (["BLOCK", "n"], (40,)), ([], ())])
+def test_key_is_values_then_every_tensors_dtype(
+    autotune: Decorator, key: list[str], values: tuple[int, ...]
+) -> None:
     """Raw values named by `key`, without names that the caller does not pass, then every tensor's dtype."""
-    assert list(launched(autotune, blocks(16, 32), key=key).tuner.cache) == [(40, F32, F32, I32)]
-
-
-def test_dtypes_alone_make_a_key(autotune: Decorator) -> None:
-    """With `key=[]` the dtypes still tell calls apart."""
-    run = launched(autotune, blocks(16, 32), key=[])
-    run.tuner[grid](run.vector.x, run.vector.out.double(), run.vector.tag, 40)
-    assert list(run.tuner.cache) == [(F32, F32, I32), (F32, F64, I32)]
+    assert list(launched(autotune, blocks(16, 32), key=key).tuner.cache) == [(*values, F32, F32, I32)]
 
 
 def test_keyword_calls_put_dtypes_in_call_order(autotune: Decorator) -> None:
@@ -114,9 +109,12 @@ def test_configs_overwritten_with_one(autotune: Decorator) -> None:
 
 
 def test_configs_overwritten_with_several(exhaustive: Decorator) -> None:
-    """New configs and an emptied cache mean that the new configs compete."""
+    """A key that is decided stays so; with an emptied cache the new configs compete."""
     run = launched(exhaustive, blocks(16, 32), {64: 0.5, 128: 0.25})
+    chosen = run.vector.block
     run.tuner.configs = blocks(64, 128)
+    run.launch()
+    assert run.vector.block == chosen
     run.tuner.cache.clear()
     run.launch()
     assert run.vector.block == 128
@@ -130,15 +128,6 @@ def test_configs_changed_in_place(exhaustive: Decorator) -> None:
     run.tuner.cache.clear()
     run.launch()
     assert run.vector.block == 32
-
-
-def test_cached_decision_outlives_new_configs_until_cleared(autotune: Decorator) -> None:
-    """Overwriting `configs` alone changes nothing for a key that is decided already."""
-    run = launched(autotune, blocks(16, 32))
-    chosen = run.vector.block
-    run.tuner.configs = blocks(64, 128)
-    run.launch()
-    assert run.vector.block == chosen
 
 
 def test_entry_written_by_hand_is_used(autotune: Decorator) -> None:

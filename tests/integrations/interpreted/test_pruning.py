@@ -9,11 +9,9 @@ import pytest
 import torch
 from triton.runtime import errors
 
-from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import (
     VERSION,
     Decorator,
-    Vector,
     block_of,
     blocks,
     grid,
@@ -48,16 +46,6 @@ def early(prune: Any) -> dict[str, Any]:
     return {"early_config_prune": prune}
 
 
-def survivors(autotune: Decorator, *sizes: int, **rules: Any) -> list[int]:
-    """BLOCKs left by `prune_configs`, called as vLLM's warm-up does: with `nargs` set by hand."""
-    options = {"prune_configs_by": rules} if rules else {}
-    tuner: Any = autotune(configs=blocks(*sizes), key=["n"], **options)(double)
-    x, out, tag, n = Vector().args
-    tuner.nargs = {}
-    left = tuner.prune_configs({"x": x, "out": out, "tag": tag, "n": n, "grid": grid, "warmup": False})
-    return [block_of(config) for config in left]
-
-
 def test_early_config_prune_arguments(autotune: Decorator) -> None:
     """It gets the configs, the positional arguments by name, and the call's keywords with grid and warmup."""
     keep = KeepAll()
@@ -70,14 +58,6 @@ def test_early_config_prune_arguments(autotune: Decorator) -> None:
     assert set(kwargs) == {"grid", "warmup", "tag", "n"}
     assert kwargs["grid"] is grid
     assert (kwargs["warmup"], kwargs["n"]) == (False, 40)
-
-
-def test_pruned_configs_are_never_launched(autotune: Decorator) -> None:
-    """Only survivors are timed, and one of them is chosen."""
-    times = {64: 0.1, 128: 0.1}
-    run = launched(autotune, blocks(16, 32, 64, 128), times, prune_configs_by=early(first_two))
-    assert run.vector.block in (16, 32)
-    assert set(run.clock.timed) <= {16, 32}
 
 
 @pytest.mark.parametrize(
@@ -114,20 +94,6 @@ def test_single_survivor_is_not_timed(autotune: Decorator) -> None:
     assert (run.vector.block, run.clock.timed) == (32, [])
     assert [block_of(c) for c in run.tuner.cache.values()] == [32]
     assert block_of(run.tuner.best_config) == 32
-
-
-def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None:
-    """An exception inside `early_config_prune` is not swallowed."""
-
-    asked = []
-
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        asked.append(configs)
-        raise LookupError("no rule for this shape")
-
-    with pytest.raises(LookupError, match="no rule for this shape"):
-        launched(autotune, blocks(16, 32), prune_configs_by=early(prune))
-    assert len(asked) == 1
 
 
 @dataclass
@@ -182,14 +148,6 @@ def test_perf_model_arguments(autotune: Decorator) -> None:
         assert set(call) == names
         assert isinstance(call["x"], torch.Tensor)
         assert (call["num_warps"], call["num_ctas"], call["num_stages"]) == (8, 1, 3)
-
-
-def test_perf_model_sees_only_early_survivors(autotune: Decorator) -> None:
-    """`early_config_prune` comes first. From 3.9 a fraction counts what it left, before that all configs."""
-    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=3) == [128, 64, 32]
-    rules = {**early(first_two), "perf_model": prefer_large}
-    assert survivors(autotune, 16, 32, 64, 128, **rules, top_k=1) == [32]
-    assert len(survivors(autotune, 16, 32, 64, 128, **rules, top_k=0.5)) == (1 if VERSION >= (3, 9) else 2)
 
 
 @pytest.mark.parametrize("top_k", ["2", 1.5, None])

@@ -39,8 +39,8 @@ def test_each_timed_config_is_printed(exhaustive: Decorator, capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("printing")
-def test_the_end_of_tuning_is_printed_and_no_hit(
-    autotune: Decorator, capsys: pytest.CaptureFixture[str]
+def test_the_end_of_tuning_is_printed_where_that_is_asked_for_and_no_hit(
+    autotune: Decorator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Function, key, seconds and config, in Triton's four lines; of hits and single configs nothing."""
     run = launched(autotune, blocks(16, 32))
@@ -48,11 +48,7 @@ def test_the_end_of_tuning_is_printed_and_no_hit(
     assert config == str(run.tuner.best_config)
     run.launch()
     launched(autotune, blocks(16))
-    assert capsys.readouterr().out == ""
-
-
-def test_silent_by_default(autotune: Decorator, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the knob off, standard output stays the program's own."""
+    monkeypatch.setattr(knobs.autotuning, "print", False)
     launched(autotune, blocks(16, 32))
     assert capsys.readouterr().out == ""
 

@@ -78,13 +78,6 @@ def test_grid_function_sees_meta(autotune: Decorator) -> None:
     assert seen == [(40, run.vector.block)]
 
 
-def test_fixed_grid(autotune: Decorator) -> None:
-    """A tuple as the grid works for configs that cover the problem alike."""
-    run = tuned(autotune, blocks(16, 32), n=16)
-    run.tuner[(1,)](*run.vector.args)
-    assert run.vector.doubled()
-
-
 def test_return_value_is_the_kernels(autotune: Decorator) -> None:
     """What the inner `run` returns is handed out: after tuning, on a hit, for one config, and by `tuner.run`."""
     run = tuned(autotune, blocks(16, 32), kernel=Wrapper(double))

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import triton
-from triton.runtime.autotuner import Autotuner
 
 from forecast_autotune import patch_triton, unpatch_triton
-from tests.integrations.interpreted.kernels import double, double_even
-from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid, launch_timed
+from tests.integrations.interpreted.kernels import double
+from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, launch_timed
 
 EXTRAS = "tolerance risk budget surrogate store policy space variants bucket mode l2 prefer"
 
@@ -57,15 +56,6 @@ def test_parameters_can_be_given_by_position(autotune: Decorator) -> None:
     assert tuner.do_bench is bench
 
 
-def test_undecorated_use_makes_an_autotuner(autotune: Decorator) -> None:
-    """`autotune(configs=..., key=...)(kernel)` is unsloth's way; torch.compile and others look by `isinstance`."""
-    vector = Vector()
-    tuner = autotune(configs=blocks(16), key=["n"])(double)
-    assert isinstance(tuner, Autotuner)
-    tuner[grid](*vector.args)
-    assert vector.doubled()
-
-
 @pytest.mark.parametrize("configs", [[], None])
 def test_empty_configs_become_the_default_config(autotune: Decorator, configs: Any) -> None:
     """No configs means one config: nothing but the default launch options."""
@@ -73,65 +63,14 @@ def test_empty_configs_become_the_default_config(autotune: Decorator, configs: A
     assert tuner.configs == [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
 
 
-def test_default_attributes(autotune: Decorator) -> None:
-    """What vLLM, torch, FLA and gemlite read on a tuner that was given configs and a key only; no warning."""
-    configs = blocks(16, 32)
+def test_a_tuner_with_configs_and_a_key_alone_warns_of_nothing(autotune: Decorator) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tuner = autotune(configs=configs, key=["n"])(double)
-    assert (tuner.configs, tuner.keys, tuner.cache) == (configs, ["n"], {})
-    assert tuner.arg_names == ["x", "out", "tag", "n", "BLOCK"]
+        tuner = autotune(configs=blocks(16, 32), key=["n"])(double)
     assert tuner.fn is double
-    assert (tuner.perf_model, tuner.early_config_prune, tuner.configs_top_k) == (None, None, 1.0)
-    assert (tuner.reset_to_zero, tuner.restore_value) == ([], [])
-    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
-    assert (tuner.num_warmups, tuner.num_reps) == (None, None)
-    assert tuner.use_cuda_graph is False
     assert tuner.cache_results is False
     tuner.pre_hook({}, reset_only=True)
     tuner.post_hook({}, exception=None)
-
-
-def test_given_attributes(autotune: Decorator) -> None:
-    """What was given is readable under the names that torch reads, which refuses kernels with hooks of the user's."""
-
-    def model(**kwargs: Any) -> float:
-        return 1.0
-
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        prune_configs_by={"perf_model": model, "top_k": 3, "early_config_prune": keep_all},
-        reset_to_zero=("out",),
-        restore_value=("x",),
-    )(double)
-    assert (tuner.perf_model, tuner.configs_top_k, tuner.early_config_prune) == (model, 3, keep_all)
-    assert (tuner.reset_to_zero, tuner.restore_value) == (["out"], ["x"])
-    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
-    hooked = autotune(configs=blocks(16, 32), key=[], pre_hook=pre, post_hook=post)(double)
-    assert (hooked.user_defined_pre_hook, hooked.user_defined_post_hook) == (True, True)
-    assert (hooked.pre_hook, hooked.post_hook) == (pre, post)
-
-
-def test_base_fn_is_the_python_function(autotune: Decorator) -> None:
-    """`base_fn` is found through heuristics; the tuner itself has no `__name__`."""
-    stacked = triton.heuristics({"EVEN": lambda args: False})(double_even)
-    tuner = autotune(configs=blocks(16, 32), key=[])(stacked)
-    assert tuner.fn is stacked
-    assert inspect.isfunction(tuner.base_fn)
-    assert tuner.base_fn.__name__ == "double_even"
-    assert not hasattr(tuner, "__name__")
-
-
-@pytest.mark.parametrize("option", [{"warmup": 5}, {"rep": 7}, {"use_cuda_graph": True}])
-def test_deprecated_timing_options_warn(autotune: Decorator, option: dict[str, Any]) -> None:
-    """`warmup`, `rep` and `use_cuda_graph` still work, with a DeprecationWarning."""
-    with pytest.warns(DeprecationWarning, match="warmup, rep, and use_cuda_graph"):
-        tuner = autotune(configs=blocks(16, 32), key=[], **option)(double)
-    assert tuner.num_warmups == option.get("warmup")
-    assert tuner.num_reps == option.get("rep")
-    assert tuner.use_cuda_graph == option.get("use_cuda_graph", False)
-    assert callable(tuner.do_bench)
 
 
 @pytest.mark.skipif(VERSION < (3, 9), reason="Triton rejects unknown names from 3.9 on")

@@ -15,7 +15,6 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from tests.integrations.interpreted.kernels import accumulate, double
 from tests.integrations.interpreted.support import (
-    Clock,
     Decorator,
     Vector,
     Wrapper,
@@ -96,18 +95,6 @@ def test_caught_failures_become_inf(exhaustive: Decorator, failure: BaseExceptio
     assert run.timings == {16: [math.inf] * 3, 32: [2.0] * 3, 64: [3.0] * 3}
 
 
-def test_failing_config_is_never_chosen(autotune: Decorator) -> None:
-    """However few configs are timed, one that cannot launch is not launched for the caller."""
-
-    def only_64(kwargs: dict[str, Any]) -> None:
-        if kwargs["BLOCK"] != 64:
-            raise OutOfResources(300_000, 200_000, "shared memory")
-
-    vector = launched(autotune, blocks(16, 32, 64), kernel=Wrapper(double, before=only_64)).vector
-    assert vector.block == 64
-    assert vector.doubled()
-
-
 def test_equal_configs_collapse_and_others_compete(exhaustive: Decorator) -> None:
     """Equal configs are one entry of `configs_timings`; the same BLOCK with other warps is another config."""
     assert sorted(launched(exhaustive, blocks(16, 32, 16)).timings) == [16, 32]
@@ -115,20 +102,6 @@ def test_equal_configs_collapse_and_others_compete(exhaustive: Decorator) -> Non
     run = launched(exhaustive, configs)
     assert len(run.clock.timed) == 3
     assert set(run.tuner.configs_timings) == set(configs)
-
-
-def test_tuned_symbols_cannot_be_passed(autotune: Decorator) -> None:
-    """A caller who passes what the configs set gets a ValueError that names it."""
-    with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
-        tuned(autotune, blocks(16, 32)).launch(BLOCK=64)
-
-
-def test_clock_can_be_replaced_on_the_tuner(exhaustive: Decorator) -> None:
-    """Tools assign `do_bench` after decoration; the next sweep uses it."""
-    run = tuned(exhaustive, blocks(16, 32))
-    run.tuner.do_bench = later = Clock(run.vector.tag, {16: 2.0, 32: 1.0})
-    run.launch()
-    assert (run.clock.timed, sorted(later.timed), run.vector.block) == ([], [16, 32], 32)
 
 
 def test_clock_may_launch_from_another_thread(autotune: Decorator) -> None:
@@ -155,14 +128,6 @@ def test_bench_can_be_called_by_hand(autotune: Decorator) -> None:
     assert list(tuner._bench(*args, config=small, grid=grid, warmup=False)) == [2.0, 1.0, 3.0]
     assert list(tuner._bench(*args, config=large, grid=grid, warmup=False)) == [math.inf] * 3
     assert run.clock.timed == [32, 64]
-
-
-def test_nargs_is_none_after_a_call(autotune: Decorator) -> None:
-    """The arguments of a finished call are not kept alive by the tuner."""
-    run = tuned(autotune, blocks(16, 32))
-    for _ in range(2):
-        run.launch()
-        assert run.tuner.nargs is None
 
 
 def test_interrupt_stops_the_sweep(exhaustive: Decorator) -> None:

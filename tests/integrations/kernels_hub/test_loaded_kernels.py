@@ -44,15 +44,11 @@ def shift(x):
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch, device: Any, tmp_path: Path) -> Any:
+def _no_network(monkeypatch: pytest.MonkeyPatch, triton_patch: Any, tmp_path: Path) -> Any:
     """Nothing is asked of the Hub: a connection would fail the test."""
-    from forecast_autotune import patch_triton, unpatch_triton
-
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection to the network"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    patch_triton()
     yield
-    unpatch_triton()
     forget_loaded()
 
 

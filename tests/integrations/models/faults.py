@@ -48,16 +48,6 @@ def huge_body(handler: Handler, reply: Any) -> None:
         handler.wfile.write(b"10000\r\n" + b"[" * 65536 + b"\r\n")
 
 
-def _status(status: int, said: str = "overloaded", **headers: str) -> Fault:
-    def answer(handler: Handler, reply: Any) -> None:
-        # A careless server repeats what it was sent.
-        sent = handler.headers.get("Authorization", "")
-        handler.reply(status, json.dumps({"error": {"message": f"{said} {sent}"}}).encode(), **headers)
-
-    answer.name = "_".join([f"http_{status}", *(f"{k}_{v[:10]}" for k, v in headers.items())])  # type: ignore[attr-defined]
-    return answer
-
-
 def _body(name: str, data: bytes) -> Fault:
     def answer(handler: Handler, reply: Any) -> None:
         handler.reply(200, data)
@@ -88,12 +78,6 @@ def script(*faults: Fault | None) -> Chooser:
 
 STALLS: tuple[Fault, ...] = (stall, stall_in_body, drip_body)
 BROKEN: tuple[Fault, ...] = (truncate, bad_chunks, reset, no_http, huge_body)
-STATUSES: tuple[Fault, ...] = (
-    _status(429),
-    _status(429, Retry_After="3600"),
-    _status(503, Retry_After="soon"),
-    *(_status(status) for status in (400, 401, 404, 500, 503)),
-)
 BODIES: tuple[Fault, ...] = (
     cut_json,
     _body("empty", b""),

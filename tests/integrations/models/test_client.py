@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -72,7 +71,7 @@ def assert_nothing_goes_on() -> None:
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
 def test_passing_trouble_is_retried(status: int) -> None:
-    with FaultyServer(script(saying({}, status), saying({}, status), OK)) as server:
+    with FaultyServer(script(saying({}, status, Retry_After="soon"), saying({}, status), OK)) as server:
         assert ask(client_of(server))["fine"]
         assert len(server.requests) == 3
 
@@ -274,17 +273,6 @@ def limited(server: FaultyServer, **limits: Any) -> ServerClient:
     return client_of(server, limits=SpendingLimits(**limits), prices=TokenPrices(prompt=1.0, output=10.0))
 
 
-def test_tokens_are_counted_and_limited() -> None:
-    with FaultyServer(script(OK)) as server:
-        it = limited(server, tokens=40)
-        for _ in range(3):
-            ask(it, expected=Usage(1, 10, 0, 2))
-        assert it.ledger.spent.prompt_tokens == 30
-        with pytest.raises(BudgetExceeded, match=r"12 tokens, and 36 of 40 are spent.*LLM_MAX_TOKENS"):
-            ask(it, expected=Usage(1, 10, 0, 2))
-        assert len(server.requests) == 3
-
-
 def test_money_is_counted_and_limited() -> None:
     with FaultyServer(script(OK)) as server:
         it = limited(server, money=70e-6)
@@ -397,13 +385,3 @@ def test_without_openai_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(LLMError, match=r"openai.*pip install 'forecast-autotune\[llm\]'"):
             ask(client_of(server))
         assert server.requests == []
-
-
-def test_openai_is_loaded_when_a_server_is_asked() -> None:
-    program = (
-        "import sys\nfrom forecast_integrations.models.factory import backend\n"
-        "it = backend('http://127.0.0.1:9/v1?model=m&attempts=1')\nprint('openai' in sys.modules)\n"
-        "try: it.forecast('a', ['b'], [], timeout_s=5.0)\nexcept Exception: pass\nprint('openai' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]

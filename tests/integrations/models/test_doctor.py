@@ -94,12 +94,14 @@ def test_without_a_model_there_is_one_line(doctor: Doctor) -> None:
 
 
 def test_a_server_is_contacted_only_when_asked_to(doctor: Doctor, server: FaultyServer) -> None:
-    doctor.configure(f"{server.url}?model=m&kind=chat")
-    found = doctor.examine()
-    assert server.requests == []
-    assert (found[MODEL_ROW]["status"], found[CALIBRATION_ROW]["status"]) == ("ok", "warn")
-    assert "--network" in found[MODEL_ROW]["detail"]
+    for url in (server.url, "http://models.invalid/v1"):
+        doctor.configure(f"{url}?model=m&kind=chat")
+        found = doctor.examine()
+        assert server.requests == []
+        assert (found[MODEL_ROW]["status"], found[CALIBRATION_ROW]["status"]) == ("ok", "warn")
+        assert "--network" in found[MODEL_ROW]["detail"]
     assert "calibrate-llm" in found[CALIBRATION_ROW]["remedy"]
+    doctor.configure(f"{server.url}?model=m&kind=chat")
     found = doctor.examine("--network")
     assert [path for path, _, _ in server.requests] == ["/v1/models"]
     assert found[MODEL_ROW]["detail"].endswith("it serves this model")
@@ -116,12 +118,6 @@ def test_a_server_without_the_model_or_without_a_server(doctor: Doctor, server: 
         found = doctor.examine(*options)
         assert found[MODEL_ROW]["status"] == "fail"
         assert "refused" in found[MODEL_ROW]["detail"]
-
-
-def test_a_server_elsewhere_is_not_contacted(doctor: Doctor) -> None:
-    doctor.configure("http://models.invalid/v1?model=m")
-    found = doctor.examine()
-    assert (found[MODEL_ROW]["status"], "--network" in found[MODEL_ROW]["detail"]) == ("ok", True)
 
 
 def test_recorded_answers_are_read(doctor: Doctor, tmp_path: Path) -> None:
@@ -173,17 +169,6 @@ def test_an_address_with_a_key_in_it_is_shown_nowhere(doctor: Doctor, text: str)
     assert "refused" in doctor.printed
 
 
-def test_weights_in_folders(doctor: Doctor, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    model, adapter = weights(tmp_path / "model"), tmp_path / "adapter"
-    doctor.configure(f"transformers:{model}?adapter={adapter}")
-    found = doctor.examine()
-    assert found[MODEL_ROW]["status"] == "fail"
-    assert f"and {adapter} does not exist" in found[MODEL_ROW]["detail"]
-    weights(adapter, "adapter_config.json")
-    assert doctor.examine()[MODEL_ROW]["status"] == "ok"
-
-
 def test_packages_that_are_missing(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
@@ -209,16 +194,12 @@ def test_what_a_calibration_says(doctor: Doctor, tmp_path: Path) -> None:
     assert found[CALIBRATION_ROW]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
     write(path, replace(calibrated(), weight=BlendWeight(0.0, 0.1)))
     found = doctor.examine()
-    assert (found[CALIBRATION_ROW]["status"], "no skill" in found[CALIBRATION_ROW]["detail"]) == (
-        "warn",
-        True,
-    )
+    assert found[CALIBRATION_ROW]["status"] == "warn"
+    assert "no skill" in found[CALIBRATION_ROW]["detail"]
     path.write_text("{")
     found = doctor.examine()
-    assert (found[CALIBRATION_ROW]["status"], "not JSON" in found[CALIBRATION_ROW]["detail"]) == (
-        "warn",
-        True,
-    )
+    assert found[CALIBRATION_ROW]["status"] == "warn"
+    assert "not JSON" in found[CALIBRATION_ROW]["detail"]
     adapter = weights(tmp_path / "adapter", "adapter_config.json")
     write(adapter / FILE, calibrated(saved=0.1))
     doctor.configure(f"transformers:{weights(tmp_path / 'model')}?adapter={adapter}")

@@ -70,16 +70,18 @@ def test_addresses(text: str, base: str, root: str) -> None:
     assert (it.base, it.root) == (base, root)
 
 
-def test_models_in_this_process() -> None:
+def test_models_are_named_before_they_are_asked() -> None:
     """Nothing is loaded, or even imported, before it is asked."""
     program = (
         "import sys\nfrom forecast_integrations.models.factory import backend\n"
         "for text in sys.argv[1:]: print(backend(text).name)\n"
-        "print(sorted({'torch', 'transformers', 'vllm', 'peft'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'vllm', 'peft', 'openai'} & set(sys.modules)))"
     )
     given = ["transformers:/a/b?adapter=/c&device=cpu&dtype=float32", "vllm:org/name?memory=0.5&length=4096"]
+    given.append(f"{URL}?model=m")
     done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:3] == ["transformers:/a/b+/c", "vllm:org/name", "[]"]
+    names = ["transformers:/a/b+/c", "vllm:org/name", served(given[-1]).name]
+    assert done.stdout.splitlines() == [*names, "[]"]
 
 
 @pytest.mark.parametrize(

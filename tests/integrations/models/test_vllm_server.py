@@ -56,7 +56,6 @@ class Server:
 
     root: str
     model: str
-    starting_s: float
 
     @property
     def url(self) -> str:
@@ -95,7 +94,7 @@ def serving(python: str, weights: Path, log: Path, *options: str) -> Iterator[Se
             if process.poll() is not None or time.monotonic() - started > START_S:
                 raise RuntimeError(f"the server did not come up:\n{log.read_text()[-3000:]}")
             time.sleep(0.5)
-        yield Server(root, "tested", time.monotonic() - started)
+        yield Server(root, "tested")
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
@@ -18,9 +17,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     it = VLLMBackend(given["model"], given["adapter"], dtype="float32", length=2048)
     told: dict[str, object] = {"ready_before": it.ready()}
-    begin = time.monotonic()
     it.prepare()
-    told |= {"ready": it.ready(), "load_s": time.monotonic() - begin, "answers": []}
     answers = []
     for _ in range(2):
         answer = it.forecast(given["prefix"], given["suffixes"], BINS.labels, timeout_s=300)
@@ -32,7 +29,7 @@ def main() -> None:
                 "trouble": answer.trouble,
             }
         )
-    told["answers"] = answers
+    told |= {"ready": it.ready(), "answers": answers}
     try:
         it.forecast(given["prefix"], given["suffixes"], BINS.labels, timeout_s=0.0)
     except LLMError as error:

@@ -66,8 +66,9 @@ class TestTileLang(LanguageContract):
         }
 
 
-def test_the_compiled_code_is_of_the_config_and_is_handed_out() -> None:
-    tuned = tune_language(scaling(), SPACE, store=Store(None), settings=Settings(mode="exhaustive"))
+def test_a_kernel_is_measured_on_this_processor_and_the_code_of_its_config_handed_out() -> None:
+    store, kernel = Store(None), scaling()
+    tuned = tune_language(kernel, SPACE, store=store, settings=Settings(mode="exhaustive"))
     assert tuned.decision.evidence is Evidence.MEASURED
     assert tuned.decision.measured == 4
     block = dict(tuned.decision.chosen.config.kwargs)["BLOCK"]
@@ -75,11 +76,6 @@ def test_the_compiled_code_is_of_the_config_and_is_handed_out() -> None:
     x, out = torch.randn(N), torch.empty(N)
     tuned.compiled(x, out)
     torch.testing.assert_close(out, 2 * x + 1)
-
-
-def test_measurements_are_of_this_processor_and_say_how_they_were_taken() -> None:
-    store, kernel = Store(None), scaling()
-    tune_language(kernel, SPACE, store=store, settings=Settings(mode="exhaustive"))
     first = [m for m in store.measurements(kernel.problem) if not m.in_turns]
     assert len(first) == 4
     assert all(m.ok and m.compile_s for m in first)
@@ -101,11 +97,6 @@ def test_source_helpers_flags_and_target_make_another_problem(other: dict[str, A
     assert scaling(**other).problem.id != scaling().problem.id
 
 
-def test_only_the_host_is_disturbed_by_compiling() -> None:
-    assert not scaling().quiet
-    assert scaling(target="cuda").quiet
-
-
 def test_a_launch_that_writes_nothing_is_wrong_whatever_was_there_before() -> None:
     kernel = scaling()
     assert kernel.check(kernel.compile(Config.of({"BLOCK": 64}))) == ""
@@ -114,7 +105,9 @@ def test_a_launch_that_writes_nothing_is_wrong_whatever_was_there_before() -> No
 
 def test_what_a_target_is_timed_by_goes_with_its_times() -> None:
     assert scaling().protocol == "host-clock-1"
-    assert scaling(target="cuda").protocol == "events-l2read-3"
+    cuda = scaling(target="cuda")
+    assert cuda.protocol == "events-l2read-3"
+    assert (scaling().quiet, cuda.quiet) == (False, True), "only the host is disturbed by compiling"
     own = scaling(timer=lambda launch: [1.0, 2.0, 3.0], protocol="made-up")
     assert (own.protocol, own.time(own.compile(Config.of({"BLOCK": 64})))) == ("made-up", [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="the name of its protocol"):

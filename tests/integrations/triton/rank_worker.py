@@ -52,7 +52,6 @@ def decide(folder: Path, store: Path, on_launch: Callable[[int], None], mode: st
         "chosen": str(decision.chosen),
         "measured": decision.measured,
         "evidence": str(decision.evidence),
-        "reason": decision.reason,
         "warnings": [str(w.message) for w in seen if "rank" in str(w.message)],
     }
     (folder / f"decision-{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from forecast_autotune.records import Candidate, Config, Outcome
@@ -279,13 +278,11 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_sixteen_children_of_a_large_process_cost_it_one_fork(owner: Owner, forks: list[int]) -> None:
-    table = np.ones(50_000_000)
+def test_sixteen_children_cost_their_process_one_fork(owner: Owner, forks: list[int]) -> None:
     for i in range(16):
         owner.start("square", i)
     assert owner.answers() == {("square", i): i * i for i in range(16)}
     assert len(forks) == 1
-    assert table[-1] == 1.0
 
 
 def test_long_answers_come_whole_and_besides_others(owner: Owner) -> None:

@@ -531,13 +531,9 @@ def tile_configs() -> list[triton.Config]:
     ]
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_every_config_compiles_with_its_own_blocks(
-    device: Any, monkeypatch: pytest.MonkeyPatch, compiler: str
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
-    tuner = autotune(configs=tile_configs(), key=[], store=False)(fresh(copy_tile))
+@pytest.mark.usefixtures("compiler")
+def test_every_config_compiles_with_its_own_blocks() -> None:
+    tuner = autotune(configs=tile_configs(), key=[], store=False, mode="exhaustive")(fresh(copy_tile))
     x, y = (
         TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64]) for _ in range(2)
     )

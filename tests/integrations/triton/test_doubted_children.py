@@ -17,16 +17,15 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from forecast_autotune import Store, autotune, patch_triton, unpatch_triton
+from forecast_autotune import Store, autotune
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.records import Outcome
 from forecast_autotune.testing import example_table
 from forecast_integrations.triton.compile.pool import CompileResult
-from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import ChildTracer
-from tests.integrations.null import blocks, by_launch_options, fresh, kernel_call, tables, total
+from tests.integrations.null import blocks, fresh, kernel_call, launch, tables
 
 HERE = os.getpid(), threading.get_ident()
 STATE = threading.local()
@@ -122,19 +121,11 @@ KERNELS = {
 }
 
 
-def launch(tuner: Any, n: int = 4096) -> Any:
-    x = torch.empty(n)
-    return tuner[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, x, n)
-
-
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("mode", ["tune", "exhaustive"])
-def test_what_only_the_call_itself_has_fails_no_config(
-    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, compiler: str, mode: str
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+def test_what_only_the_call_itself_has_fails_no_config(tmp_path: Path, kind: str, mode: str) -> None:
     STATE.factor = 5
     SHOWN.set(7)
     tuner = autotune(configs=blocks(32, 128, 256), key=["n"], store=Store(tmp_path), mode=mode)(
@@ -224,13 +215,6 @@ def test_where_all_configs_fail_the_error_is_tritons(device: Any) -> None:
             found.append(type(raised.value))
         assert tuner.cache == {}
     assert set(found) == {found[0]}
-    with null_device(by_launch_options, shared_memory_bytes=4):
-        for make in (triton.autotune, lambda **given: autotune(**given, store=False)):
-            tuner = make(configs=[triton.Config({"BLOCK": 128}, num_warps=w) for w in (2, 4)], key=["n"])(
-                fresh(total)
-            )
-            with pytest.raises(triton.OutOfResources, match="Required: 8"):
-                launch(tuner, 128)
 
 
 @pytest.mark.parametrize(
@@ -256,14 +240,10 @@ def test_what_died_or_had_no_memory_is_not_tried_here(
 
 
 def test_a_kernel_in_the_background_keeps_its_config_where_a_child_cannot_compile_it(
-    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    triton_patch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch_triton()
-    try:
-        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
-        tuner = triton.autotune(configs=blocks(32, 128), key=["n"])(of_state("device"))
-        for _ in range(3):
-            launch(tuner)
-        assert tuner.best_config in tuner.configs
-    finally:
-        unpatch_triton()
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
+    tuner = triton.autotune(configs=blocks(32, 128), key=["n"])(of_state("device"))
+    for _ in range(3):
+        launch(tuner)
+    assert tuner.best_config in tuner.configs

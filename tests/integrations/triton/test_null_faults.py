@@ -42,6 +42,8 @@ from tests.integrations.null import (
     total,
 )
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 
 def tuned(kernel: Any, listed: Any, root: Path, **options: Any) -> Any:
     """A tuner over a kernel of which nothing is compiled, with a store on disk."""
@@ -77,18 +79,15 @@ def test_nothing_fits(tmp_path: Path) -> None:
         tuner = tuned(total, configs((2, 4, 8), (3,)), tmp_path / "store")
         for _ in range(2):
             said = r"kernel total: none of 3 .*3 out_of_resources.*null H200"
-            with pytest.warns(UserWarning, match=said), pytest.raises(OutOfResources):
+            with pytest.warns(UserWarning, match=said), pytest.raises(OutOfResources, match="Required: 8"):
                 launch(tuner, 128)
         assert tuner.cache == {}
         assert tuner.nargs is None
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_configs_that_do_not_compile_are_survived(
-    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-) -> None:
+@pytest.mark.usefixtures("compiler")
+def test_configs_that_do_not_compile_are_survived(tmp_path: Path) -> None:
     """A `static_assert` and a block that is no power of two; Triton's own sweep dies of the second."""
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
     tuner = tuned(double, blocks(32, 48, 64, 128), tmp_path / "store", mode="exhaustive")
     launch(tuner)
     found = outcomes(tmp_path / "store", "BLOCK")
@@ -119,11 +118,8 @@ def patched(monkeypatch: pytest.MonkeyPatch, block: int, act: Callable[[], objec
     monkeypatch.setattr(KernelCall, "compile", compile_or_act)
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_a_compilation_that_hangs_is_given_up(
-    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+@pytest.mark.usefixtures("compiler")
+def test_a_compilation_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_TIMEOUT", "3")
     patched(monkeypatch, 32, lambda: time.sleep(20))
     tuner = tuned(double, blocks(32, 128, 256), tmp_path / "store", mode="exhaustive")
@@ -527,11 +523,8 @@ def test_what_is_refused_is_tried_once_where_hooks_hear_of_it(device: Any) -> No
     assert heard.failures == {}
 
 
-@pytest.mark.parametrize("compiler", ["fork", "threads"])
-def test_hooks_hear_what_does_not_compile(
-    device: Any, monkeypatch: pytest.MonkeyPatch, compiler: str
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+@pytest.mark.usefixtures("compiler")
+def test_hooks_hear_what_does_not_compile() -> None:
     heard = Heard()
     options = {"pre_hook": heard.before, "post_hook": heard.after, "mode": "exhaustive"}
     launch(autotune(configs=blocks(64, 128), key=["n"], store=False, **options)(fresh(double)))

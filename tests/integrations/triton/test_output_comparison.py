@@ -20,6 +20,8 @@ from forecast_integrations.triton.null_device import NullDevice, null_device
 from forecast_integrations.triton.timer import output_comparison
 from tests.integrations.null import fresh, tables
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 Effect = Callable[[Any, list[torch.Tensor]], None]
 
 
@@ -120,7 +122,7 @@ OTHER, TILE = (lambda out: out.mul_(3)), (lambda out: out[: N // 64].zero_())
     ],
 )
 def test_a_fast_config_that_computes_something_else_is_refused_by_name(
-    clean_environment: None, tmp_path: Path, dtype: torch.dtype, change: Any
+    tmp_path: Path, dtype: torch.dtype, change: Any
 ) -> None:
     tuner, rows, out = decided(unlike(change), tmp_path, dtype=dtype)
     (strange,) = [m for m in rows.values() if not m.ok]
@@ -139,15 +141,13 @@ def test_a_fast_config_that_computes_something_else_is_refused_by_name(
         lambda out: out.add_(torch.randn(N) / 100),
     ],
 )
-def test_other_roundings_are_honest(clean_environment: None, tmp_path: Path, change: Any) -> None:
+def test_other_roundings_are_honest(tmp_path: Path, change: Any) -> None:
     tuner, rows, _ = decided(unlike(change), tmp_path)
     assert all(m.ok for m in rows.values())
     assert tuner.decision.chosen.config.num_warps == 8
 
 
-def test_outputs_that_every_config_has_of_its_own_say_nothing(
-    clean_environment: None, tmp_path: Path
-) -> None:
+def test_outputs_that_every_config_has_of_its_own_say_nothing(tmp_path: Path) -> None:
     """Partial sums, one per block, of which each config has others."""
 
     def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
@@ -158,9 +158,7 @@ def test_outputs_that_every_config_has_of_its_own_say_nothing(
     assert all(m.ok for m in decided(effect, tmp_path)[1].values())
 
 
-def test_a_kernel_that_does_not_agree_with_itself_says_nothing(
-    clean_environment: None, tmp_path: Path
-) -> None:
+def test_a_kernel_that_does_not_agree_with_itself_says_nothing(tmp_path: Path) -> None:
     def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
         tensors[1].copy_(torch.randn(N) if metadata.num_warps == 8 else torch.rand(N))
 
@@ -168,9 +166,7 @@ def test_a_kernel_that_does_not_agree_with_itself_says_nothing(
 
 
 @pytest.mark.parametrize("given", [{}, {"reset_to_zero": ["out"]}])
-def test_a_kernel_that_updates_its_output_starts_from_the_same(
-    clean_environment: None, tmp_path: Path, given: dict[str, Any]
-) -> None:
+def test_a_kernel_that_updates_its_output_starts_from_the_same(tmp_path: Path, given: dict[str, Any]) -> None:
     def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
         x, out = tensors
         out.add_(x * (3 if metadata.num_warps == 8 else 1))
@@ -180,7 +176,7 @@ def test_a_kernel_that_updates_its_output_starts_from_the_same(
 
 
 @pytest.mark.parametrize("wrong", [2, 8])
-def test_of_two_that_differ_a_third_one_decides(clean_environment: None, tmp_path: Path, wrong: int) -> None:
+def test_of_two_that_differ_a_third_one_decides(tmp_path: Path, wrong: int) -> None:
     """Two measurements would do, and say nothing of which is right."""
     given = {"mode": "tune", "policy": Fixed(2)}
     tuner, rows, _ = decided(unlike(lambda out: out.mul_(3), wrong), tmp_path / "wrong", **given)
@@ -195,9 +191,7 @@ def test_of_two_that_differ_a_third_one_decides(clean_environment: None, tmp_pat
 
 @pytest.mark.parametrize("at", [0, 4, 9])
 @pytest.mark.parametrize("policy", [WallTime(), Fixed(3)])
-def test_it_is_refused_whenever_it_shows(
-    clean_environment: None, tmp_path: Path, at: int, policy: Any
-) -> None:
+def test_it_is_refused_whenever_it_shows(tmp_path: Path, at: int, policy: Any) -> None:
     """Also by the last measurement, after which a plan asks for nothing more."""
     given = {"mode": "tune", "policy": policy, "at": at}
     tuner, rows, _ = decided(unlike(lambda out: out.mul_(3)), tmp_path, **given)
@@ -209,7 +203,7 @@ def test_it_is_refused_whenever_it_shows(
 
 
 def test_a_block_of_its_own_that_leaves_something_out_is_refused_and_other_partial_sums_are_not(
-    clean_environment: None, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Whether an output depends on a parameter that only one config has another value of cannot be seen else."""
 
@@ -230,9 +224,7 @@ def test_a_block_of_its_own_that_leaves_something_out_is_refused_and_other_parti
     assert of_its_own(sums, tmp_path / "sums") == []
 
 
-def test_large_outputs_and_hooks_are_left_alone(
-    clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_outputs_and_hooks_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[object] = []
     wrong = unlike(lambda out: out.mul_(3))
     _, rows, _ = decided(wrong, tmp_path / "a", pre_hook=lambda *a, **k: heard.append(a))
@@ -265,7 +257,7 @@ def varying(metadata: Any, tensors: list[torch.Tensor]) -> None:
     ],
 )
 def test_a_faster_config_of_a_longer_list_changes_no_bit_where_that_is_asked(
-    clean_environment: None, tmp_path: Path, effect: Effect, prefer: str, warps: int, said: str
+    tmp_path: Path, effect: Effect, prefer: str, warps: int, said: str
 ) -> None:
     before, *_ = decided(effect, tmp_path, at=None, prefer=prefer)
     assert before.decision.chosen.config.num_warps == 1

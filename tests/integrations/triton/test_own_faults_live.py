@@ -21,6 +21,8 @@ from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.key import KeyMaker
 from tests.integrations.null import configs, double, fresh, launch
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 FEW = configs((1, 4), (3,))
 NO_RISK = 1e-9
 """Accepted: so small that both are timed, however slow a busy host makes a compilation."""
@@ -141,8 +143,11 @@ def test_a_key_that_cannot_be_made(device: Any, monkeypatch: pytest.MonkeyPatch,
 def test_a_function_of_the_users_fails_aloud(device: Any, tmp_path: Path) -> None:
     with pytest.raises(LookupError):
         launched(tmp_path / "store", bucket=fail)
+    asked: list[object] = []
+    prune = {"early_config_prune": lambda *given, **named: (asked.append(given), fail())}
     with pytest.raises(LookupError):
-        launched(tmp_path / "store", prune_configs_by={"early_config_prune": fail})
+        launched(tmp_path / "store", prune_configs_by=prune)
+    assert len(asked) == 1
 
 
 def test_a_fault_of_ours_does_not_prune_again(

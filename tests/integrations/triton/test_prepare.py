@@ -19,6 +19,8 @@ from forecast_integrations.triton import device_access, engine
 from forecast_integrations.triton import prepare as preparing
 from tests.integrations.null import configs, double, fresh, launch
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 LISTED = configs((2, 4), (3,))
 
 

@@ -24,6 +24,8 @@ from forecast_integrations.triton.variants import loading
 from forecast_integrations.triton.variants.loading import CompiledVariant
 from tests.integrations.triton.test_variants_live import arguments, checked, record
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 
 @triton.jit
 def plain(x, out, n, BLOCK: tl.constexpr):

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import _allocation
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forecast_autotune import autotune, patch_triton, unpatch_triton
+from forecast_autotune import autotune
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import Config, Problem
 from forecast_autotune.store import Store
@@ -27,6 +27,8 @@ from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.variants.calls import CallForms, are_disjoint, overlap_pairs
 from forecast_integrations.triton.variants.loading import VariantConfig, load_variant
 from tests.integrations.null import double, fresh, tables, twice
+
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]
 """The clock likes 4 warps and 3 stages best, which the base does not have."""
@@ -400,19 +402,15 @@ def test_loading_says_what_is_wrong_and_a_records_configs_beat_those_of_the_sour
 
 
 def test_tuners_of_libraries_are_served_as_well(
-    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    triton_patch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store.default(tmp_path / "measurements").put_variant(record(FAST, checked()))
     monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
     theirs = triton.autotune(SLOW, key=["n"])(fresh(double))
-    patch_triton()
-    try:
-        assert call(theirs).metadata.num_warps == 4
-        x, _, n = arguments()
-        assert call(theirs, x, x, n).metadata.num_warps == 2
-    finally:
-        unpatch_triton()
+    assert call(theirs).metadata.num_warps == 4
+    x, _, n = arguments()
+    assert call(theirs, x, x, n).metadata.num_warps == 2
 
 
 PLAIN = [triton.Config({"BLOCK": b}, num_warps=1, num_stages=1) for b in (64, 128)]

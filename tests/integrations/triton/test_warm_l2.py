@@ -33,7 +33,7 @@ class CachingDevice(NullDevice):
 
 
 @pytest.fixture
-def device(clean_environment: None) -> Iterator[CachingDevice]:
+def device(shared_cache: None) -> Iterator[CachingDevice]:
     with null_device():
         driver.set_active(made := CachingDevice())  # type: ignore[arg-type]
         yield made

@@ -22,6 +22,8 @@ from forecast_autotune import Store, autotune, patch_triton, unpatch_triton
 from forecast_integrations.triton.upstream import triton_run
 from tests.integrations.null import blocks, configs, double, fresh, launch, tables
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
+
 Patch = Callable[[str, Any], None]
 
 

@@ -90,7 +90,7 @@ def launch_until_settled(tuner: Any, x: torch.Tensor) -> int:
 
 
 @pytest.fixture
-def background(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[IncrementingDevice]:
+def background(shared_cache: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[IncrementingDevice]:
     """The active device, in background mode; timing takes at most 500 of a second's 1000 milliseconds."""
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "500")
@@ -110,8 +110,9 @@ def best(config: Any) -> bool:
 
 
 def test_a_program_sees_its_own_launches_alone_and_one_switch(
-    background: IncrementingDevice, tmp_path: Path
+    background: IncrementingDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "binaries"))
     tuner = tuned(store=tmp_path / "store")
     x = torch.zeros(4096)
     launch(tuner, x)
@@ -521,16 +522,6 @@ def test_a_key_that_is_launched_at_other_sizes_alone_holds_up_no_other(
     launch(warmed_up, torch.zeros(8192))
     launch_until(lambda: launch(warmed_up, torch.zeros(8192)) or other.cache, other, torch.zeros(4096))
     assert not warmed_up.cache
-
-
-def test_candidates_are_compared_at_one_size(background: IncrementingDevice) -> None:
-    tuner = tuned()
-    tuner.keys = []
-    small, large = torch.zeros(4096), torch.zeros(65536)
-    launch(tuner, small)
-    (key,) = tuner._engine.pending.values()
-    assert key.why_untimed((small, 4096), {}) is None
-    assert "other sizes" in str(key.why_untimed((large, 65536), {}))
 
 
 def test_settle_leaves_queued_keys_whose_arguments_are_gone_and_decides_the_others(
