@@ -27,11 +27,7 @@ from forecast_harness.verify.inputs import (
 from forecast_harness.verify.problem import DrawSpec, NativeProblem
 from forecast_harness.verify.run import static_hints
 from forecast_harness.verify.tolerance import (
-    _ELEMENT_FACTOR,
-    _INTERMEDIATE_ROUNDINGS,
-    _MOST_DEVIATION,
-    _RMS_FACTOR,
-    _ROUNDING_FACTOR,
+    _ELEMENTS_BESIDE_BASE,
     ExpectedOutput,
     compare_with_base,
     expected_outputs,
@@ -380,98 +376,68 @@ def test_bytes_of_a_contiguous_tensor_are_its_own() -> None:
     assert bool(tensor.isnan().all()), "of any other, a copy's"
 
 
-SHAPES = ((), (1,), (7,), (0, 4), (5, 6, 7), (1000, 3), (70, 1000), (65536,), (2, 70000))
+PLACES = torch.arange(192, dtype=torch.float64).reshape(3, 64)
+EXACT = PLACES.sin() * torch.tensor([[1.0], [10.0], [100.0]])
 
 
-def is_same_calculation(plain: torch.Tensor, wide: torch.Tensor | None) -> bool:
-    """Whether a wider run is the same calculation, rounded less."""
-    if wide is None or wide.shape != plain.shape or not plain.is_floating_point():
-        return False
-    a, b = plain.double(), wide.double()
-    finite = a.isfinite() & b.isfinite()
-    if not finite.any():
-        return False
-    return bool(
-        _rms(a[finite] - b[finite]) <= _MOST_DEVIATION * _rms(b[finite]) + torch.finfo(plain.dtype).tiny
+@pytest.mark.parametrize(
+    ("dtype", "error", "factor", "rounded", "worst", "said"),
+    [
+        (torch.float16, 1.2e-3, 1.0, False, 0.46429, ""),
+        (torch.float16, 4e-3, 1.0, False, 0.99212, "error 0.123, allowed 0.0689: biased"),
+        (torch.float16, 4e-3, 1.0, True, 0.89943, ""),
+        (torch.float16, 4e-3, None, False, 0.57097, "error 0.122, allowed 0.0904: biased"),
+        (torch.float16, 4e-3, 1.054, False, 0.57097, "error 0.122, allowed 0.0904: biased"),
+        (torch.float16, 4e-3, 1.052, False, 0.16892, ""),
+        (torch.float32, 2e-5, 1.0, False, 1.82979, "81 of 192 elements are wrong; the first at (0, 1)"),
+        (torch.float32, 2e-5, None, False, 2.69075, "115 of 192 elements are wrong; the first at (0, 1)"),
+    ],
+)
+@pytest.mark.parametrize("most", [1 << 16, 128, 48], ids=["whole", "some rows", "parts of rows"])
+def test_limits_beside_a_base(
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    dtype: torch.dtype,
+    error: float,
+    factor: float | None,
+    rounded: bool,
+    worst: float,
+    said: str,
+) -> None:
+    """As they were worked out once: a wider run that is exact, rounded in the kernel, too far away, or none."""
+    monkeypatch.setitem(_ELEMENTS_BESIDE_BASE, "cpu", most)
+    base = (EXACT * (1 + (1e-3 if dtype is torch.float16 else 1e-6) * (3 * PLACES).cos())).to(dtype)
+    got = (base.double() * (1 + error * (7 * PLACES).sin())).to(dtype)
+    wide = None if factor is None else factor * EXACT.to(dtype if rounded else torch.float64)
+    problem, largest = compare_with_base(got, base, wide)
+    assert largest == pytest.approx(worst, rel=1e-3)
+    assert said in problem
+    assert bool(said) == bool(problem)
+
+
+def test_what_a_base_gives_is_right_however_far_its_wider_run_is_from_it() -> None:
+    base = EXACT.reshape(-1).half()
+    base[100] += 10
+    assert compare_with_base(base, base, EXACT.reshape(-1)) == ("", pytest.approx(1 / 1.001))
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, 7e4])
+def test_no_number_is_one_that_its_base_has_not(monkeypatch: pytest.MonkeyPatch, special: float) -> None:
+    monkeypatch.setitem(_ELEMENTS_BESIDE_BASE, "cpu", 48)
+    wide = EXACT.clone()
+    wide[1, 55] = special
+    base, odd = EXACT.half(), wide.half()
+    assert compare_with_base(odd, odd, wide) == ("", pytest.approx(0.23762, rel=1e-3))
+    assert compare_with_base(odd, base, EXACT)[0].startswith(
+        "1 of 192 elements are wrong; the first at (1, 55)"
     )
 
 
-def expected_output(plain: torch.Tensor, wide: torch.Tensor | None) -> ExpectedOutput:
-    """What an output must be, given the base's own and, if there is one, that of its wider run.
-
-    All of the output's shape; `wide` is believed, see `is_same_calculation`.
-    """
-    dtype = plain.dtype
-    if not dtype.is_floating_point:
-        return ExpectedOutput(plain, dtype, None)
-    base = plain.double()
-    # Where the base overflows, a variant has to, too.
-    want = base if wide is None else torch.where(base.isfinite() & wide.isfinite(), wide.double(), base)
-    info = torch.finfo(dtype)
-    scale = want.abs() + _row_rms(want)
-    rounding = info.eps * want.abs()
-    own = torch.full_like(want, 0.5 * info.eps)
-    if wide is not None:
-        # Rounded to the output's dtype, a result errs by a 24th of `rounding` squared, or more: the rest is
-        # what intermediate results add.
-        squares = ((base - want) ** 2 - rounding**2 / 24) / scale.clamp_min(info.tiny) ** 2
-        squares = squares.nan_to_num(0, 0, 0)
-        # A row of few terms, the first of a causal attention, may err far more than the others.
-        own = torch.maximum(_row_means(squares), squares.mean()).clamp_min(0).sqrt()
-    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
-    least = torch.full_like(want, info.smallest_normal)
-    # A whole step: the wider run may be rounded as well, where the kernel says to which dtype.
-    limit = (
-        _ROUNDING_FACTOR * rounding + scale * (_ELEMENT_FACTOR * own + _INTERMEDIATE_ROUNDINGS * unit) + least
-    )
-    # What the base itself gives is right, however far the wider run is from it.
-    limit = torch.maximum(limit, 1.001 * (base - want).abs().nan_to_num(0, 0, 0))
-    if wide is not None and torch.equal(want.to(dtype).double().nan_to_num(), want.nan_to_num()):
-        # Rounded in the kernel: results that differ do so by a step, and there is no mean to speak of.
-        return ExpectedOutput(want, dtype, limit)
-    typical = 0.35 * rounding + scale * (_RMS_FACTOR * own + 0.25 * _INTERMEDIATE_ROUNDINGS * unit) + least
-    return ExpectedOutput(want, dtype, limit, typical)
-
-
-def _row_rms(want: torch.Tensor) -> torch.Tensor:
-    """The root mean square of every row, or of a vector as a whole."""
-    return _row_means(want.nan_to_num(0, 0, 0).square()).sqrt()
-
-
-def _row_means(values: torch.Tensor) -> torch.Tensor:
-    if values.dim() == 0 or values.numel() == 0:
-        return values
-    return values.mean(-1, keepdim=True).expand_as(values)
-
-
-def _rms(values: torch.Tensor) -> float:
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
-
-
-def whole(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor | None) -> tuple[str, float]:
-    return mismatch(got, expected_output(base, wide if is_same_calculation(base, wide) else None))
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_parts_say_what_the_whole_says(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(len(shape) + sum(shape))
-    exact = torch.randn(shape, generator=generator, dtype=torch.float64)
-    for special in (None, math.nan, math.inf, 7e4):
-        wide = exact.clone()
-        if special is not None and wide.numel():
-            wide.reshape(-1)[wide.numel() // 2] = special
-        base = wide.to(dtype)
-        for error in (0.0, 1e-7, 3e-3):
-            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-            got = (base.double() * (1 + error * noise)).to(dtype)
-            # Exact, rounded in the kernel, none, and another calculation.
-            for other in (wide.float(), base.float(), None, 3 * wide.float()):
-                problem, worst = compare_with_base(got, base, other)
-                expected, most = whole(got, base, other)
-                assert problem == expected
-                assert worst == pytest.approx(most, rel=1e-9, nan_ok=True)
+@pytest.mark.parametrize("shape", [(), (1,), (4, 0), (2, 3, 4)])
+def test_outputs_of_any_shape_are_compared(shape: tuple[int, ...]) -> None:
+    base = torch.ones(shape)
+    assert compare_with_base(base.clone(), base, base.double())[0] == ""
+    assert bool(compare_with_base(base + 1, base, base.double())[0]) == bool(base.numel())
 
 
 def test_what_is_wrong_is_found_at_its_place() -> None:
