@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.harness.improve.test_improve import improve
 
 PROGRAM = """
 import torch, triton, triton.language as tl
@@ -61,33 +60,17 @@ def plain(X, Y, n, BLOCK: tl.constexpr, TILE: tl.constexpr):
 
 
 @pytest.mark.gpu
-def test_a_script_of_two_kernels_is_improved_and_served(tmp_path: Path) -> None:
+def test_a_script_of_two_kernels_is_improved_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "sources" / "plain").mkdir(parents=True)
     (tmp_path / "sources" / "plain" / "wider.py").write_text(WIDER)
-    words = [
-        "improve",
-        "--json",
-        "--seconds",
-        "420",
-        "--proposer",
-        "recorded:sources",
-        "--out",
-        "out",
-        "program.py",
-    ]
-    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(tmp_path / "store")}
-    done = subprocess.run(
-        [sys.executable, "-m", "forecast_autotune", *words],
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    words = ["--json", "--seconds", "420", "--proposer", "recorded:sources", "--out", "out", "program.py"]
+    status, printed, errors = improve(tmp_path, *words)
+    assert status == 0, errors
+    told = json.loads(printed)
     parts = {p["name"]: p for p in told["parts"]}
     assert told["steps"].endswith("launches that repeat"), told["steps"]
     assert (parts["tuned"]["calls"], parts["plain"]["calls"]) == (1.0, 1.0)

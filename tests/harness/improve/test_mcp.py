@@ -115,65 +115,74 @@ def test_a_hostile_client_loses_nothing_and_hangs_nothing(recorded: Path) -> Non
     assert {p.name for p in recorded.parent.iterdir()} == before
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "forecast_autotune", "mcp", str(folder), "--device", "cpu"]
-    return subprocess.Popen(
-        words,
+def started(folder: Path, before: bytes = b"") -> subprocess.Popen[bytes]:
+    """A server in a session of its own, that was told `before` and then greeted."""
+    parameters = server(folder)
+    child = subprocess.Popen(
+        [parameters.command, *parameters.args],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    write(child, before)
+    hello = {"name": "plain", "version": "1"}
+    asked(child, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=hello)
+    write(child, b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    return child
 
 
-def asked(child: subprocess.Popen[bytes], number: int, method: str, **params: Any) -> None:
+def write(child: subprocess.Popen[bytes], line: bytes) -> None:
     assert child.stdin is not None
-    line = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-    child.stdin.write(json.dumps(line).encode() + b"\n")
+    child.stdin.write(line)
     child.stdin.flush()
 
 
-def test_a_client_that_leaves_in_the_middle_is_noticed_and_its_search_goes_on(recorded: Path) -> None:
-    child = started(recorded)
-    assert child.stdin is not None
+def asked(child: subprocess.Popen[bytes], number: int, method: str, **params: Any) -> None:
+    line = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    write(child, json.dumps(line).encode() + b"\n")
+
+
+def answered(child: subprocess.Popen[bytes], number: int) -> bytes:
+    """The line that answers this question; what was said before it is left out."""
     assert child.stdout is not None
-    hello = {"name": "gone", "version": "1"}
-    asked(child, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=hello)
-    child.stdout.readline()
-    child.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
-    asked(child, 2, "tools/call", name="submit", arguments={"kernel": KERNEL, "source": RIGHT + "# again\n"})
+    while json.loads(line := child.stdout.readline()).get("id") != number:
+        pass
+    return line
+
+
+NO_PROTOCOL = b'no JSON\n\xff\xfe\n{"jsonrpc": "2.0", "method": "nonsense"}\n'
+
+
+def test_a_client_that_leaves_or_falls_silent_loses_no_search_and_leaves_no_process(recorded: Path) -> None:
     pid_file = recorded / "agent-module.norms" / "pid"
-    wait_until(lambda: pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists())
+
+    def is_searching() -> bool:
+        return pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists()
+
+    child = started(recorded, NO_PROTOCOL)
+    asked(child, 2, "tools/call", name="submit", arguments={"kernel": KERNEL, "source": RIGHT + "# again\n"})
+    wait_until(is_searching)
+    assert child.stdin is not None
     child.stdin.close()
     assert child.wait(90) == 0
-    wait_until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
+    wait_until(lambda: not is_searching())
+    with pytest.raises(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
-    async def talk(call: Callable[..., Awaitable[Any]]) -> None:
-        assert "row.norm()" in await call("statement", kernel=KERNEL)
-
-    session(recorded, talk)
-
-
-def test_a_server_whose_client_reads_nothing_keeps_its_kernel_until_a_signal(recorded: Path) -> None:
-    pid_file = recorded / "agent-module.norms" / "pid"
-    pid_file.unlink(missing_ok=True)
-    child = started(recorded)
-    hello = {"name": "deaf", "version": "1"}
-    asked(child, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=hello)
-    assert child.stdin is not None
-    child.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    child = started(recorded)  # the search goes on
     asked(child, 2, "tools/call", name="statement", arguments={"kernel": KERNEL})
-    wait_until(lambda: pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists())
+    assert b"row.norm()" in answered(child, 2)
 
     async def talk(call: Callable[..., Awaitable[Any]]) -> None:
         assert "another server searches" in await call("statement", kernel=KERNEL)
 
     session(recorded, talk)
-    for number in range(1000):  # more than a pipe holds
+    for number in range(1000):  # more than a pipe holds, and nobody reads
         asked(child, 3 + number, "tools/call", name="kernels", arguments={})
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 128 + signal.SIGTERM
-    wait_until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
+    wait_until(lambda: not is_searching())
 
 
 def test_a_client_that_leaves_while_the_search_is_started_leaves_no_process(
@@ -195,16 +204,3 @@ def test_a_client_that_leaves_while_the_search_is_started_leaves_no_process(
         search.statement()
     leaving.join()
     assert children[0].poll() is not None
-
-
-def test_what_is_no_protocol_ends_nothing_and_leaves_no_process(recorded: Path) -> None:
-    child = started(recorded)
-    assert child.stdin is not None
-    child.stdin.write(
-        b"no JSON\n\xff\xfe\n" + json.dumps({"jsonrpc": "2.0", "method": "nonsense"}).encode() + b"\n"
-    )
-    child.stdin.flush()
-    child.stdin.close()
-    assert child.wait(60) == 0
-    with pytest.raises(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
