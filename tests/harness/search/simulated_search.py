@@ -180,6 +180,7 @@ def run_search(
     chosen: SearchSettings,
     *,
     make_judge: Callable[[int], NodeJudge] | None = None,
+    pool: type[LocalJudgePool] = LocalJudgePool,
     proposer: LandscapeAuthor | None = None,
     forecaster: LandscapeForecaster | None = None,
     ledger: CallLedger | None = None,
@@ -189,9 +190,7 @@ def run_search(
     began: float | None = None,
     **context: Any,
 ) -> SearchState:
-    with contextlib.closing(
-        LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
-    ) as made:
+    with contextlib.closing(pool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)) as made:
         return search(
             TARGET,
             SEEDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import random
@@ -21,7 +20,6 @@ import pytest
 from benchmarks.lib.search.synthetic_landscape import (
     CONTEXT,
     SEEDS,
-    TARGET,
     CallLedger,
     LandscapeAuthor,
     LandscapeJudge,
@@ -49,7 +47,7 @@ from forecast_harness.records import (
 from forecast_harness.search.events import Chosen, Confirmed, Finished, Started, Stopped
 from forecast_harness.search.log import read_log
 from forecast_harness.search.output import store_variants, write_output
-from forecast_harness.search.run import CANNOT_CONFIRM, LOG_FILE, search
+from forecast_harness.search.run import CANNOT_CONFIRM, LOG_FILE
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
@@ -325,17 +323,7 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
         def _done(self) -> None:
             self.given -= 1
 
-    with contextlib.closing(Counting(lambda _: LandscapeJudge(None, 0.002), 1)) as lanes:
-        search(
-            TARGET,
-            SEEDS,
-            settings=settings(40, k=10),
-            context=CONTEXT,
-            proposers={"table": LandscapeAuthor()},
-            forecaster=None,
-            lanes=lanes,
-            folder=tmp_path,
-        )
+    run_search(tmp_path, settings(40, k=10), pool=Counting, lanes=1, forecasts=False)
     assert most == 2
 
 
@@ -352,17 +340,9 @@ def test_a_search_whose_confirmation_cannot_work_ends_as_soon_as_that_is_known(t
             judged.add(job.node.id)
             return super().judge(job)
 
-    with contextlib.closing(Refused(lambda _: Noting(), 1)) as lanes:
-        state = search(
-            TARGET,
-            SEEDS,
-            settings=settings(40),
-            context=CONTEXT,
-            proposers={"table": LandscapeAuthor()},
-            forecaster=None,
-            lanes=lanes,
-            folder=tmp_path,
-        )
+    state = run_search(
+        tmp_path, settings(40), make_judge=lambda _: Noting(), pool=Refused, lanes=1, forecasts=False
+    )
     assert state.stopped is not None
     assert state.stopped.reason == f"{CANNOT_CONFIRM}: the base kernel"
     assert state.spent.measurements <= 1
