@@ -98,23 +98,6 @@ def recovers(work: JobContext) -> dict[str, Any]:
     return {"fault": fault, "then": value}
 
 
-def echo_in_cell(
-    payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
-) -> CellAnswer:
-    state["count"] = state.get("count", 0) + 1
-    return CellAnswer({"count": state["count"], **payload}, arrays)
-
-
-def echo(work: JobContext) -> CellAnswer:
-    """Arrays to a cell and back, and on to the lane."""
-    data = bytes(range(256)) * (1 << 12)
-    sent = {"big": TensorBytes("float32", (512, 512), data), "none": TensorBytes("bfloat16", (0, 3), b"")}
-    with work.cell() as cell:
-        cell.ask(f"{__name__}:echo_in_cell", {}, sent)
-        answer = cell.ask(f"{__name__}:echo_in_cell", {"said": "ä"}, sent)
-    return CellAnswer({"same": answer.arrays == sent, **answer.value}, answer.arrays)
-
-
 def much_in_cell(
     payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:

@@ -6,11 +6,6 @@ import time
 from typing import Any
 
 from forecast_harness.sandbox.jobs import CellAnswer
-from forecast_harness.sandbox.judge_process import JobContext
-
-
-def say(work: JobContext) -> CellAnswer:
-    return CellAnswer(work.payload["word"])
 
 
 def wait(work: Any) -> CellAnswer:

@@ -29,27 +29,20 @@ from forecast_harness.targets.packs.schema import Language
 from forecast_harness.trials.kernel_cell import relative_error
 from forecast_harness.trials.machine_code.targets import PackCalls
 
-TEXTS = {
-    "add": texts.ADD,
-    "pause": texts.PAUSE,
-    "overwrite": texts.OVERWRITE,
-    "mask": texts.MASK,
-    "gaps": texts.GAPS,
-    "renew": texts.RENEW,
-    **{f"compare {unit}": texts.compare_text(unit) for unit in (1, 8)},
-    **{f"digest {unit}": texts.digest_text(unit) for unit in (1, 8)},
-    **{f"error {dtype}": error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)},
-}
+TEXTS = (
+    *(texts.HEADER, texts.ADD, texts.PAUSE, texts.OVERWRITE, texts.MASK, texts.GAPS, texts.RENEW),
+    *(make(unit) for make in (texts.compare_text, texts.digest_text) for unit in (1, 8)),
+    *(error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)),
+)
 
 
-@pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_assembler_takes_it(tmp_path: Path, name: str, arch: str) -> None:
+def test_the_assembler_takes_them(tmp_path: Path, arch: str) -> None:
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not assembler.exists():
         pytest.skip("this Triton has no ptxas")
     source = tmp_path / "kernel.ptx"
-    source.write_text(texts.HEADER + TEXTS[name])
+    source.write_text("\n".join(TEXTS))
     command = [str(assembler), f"--gpu-name={arch}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -63,6 +56,15 @@ def driver(fake_driver: Path) -> CudaDriver:
 @pytest.fixture(scope="module")
 def kernels(driver: CudaDriver) -> RunnerKernels:
     return RunnerKernels(driver)
+
+
+Runner = tuple[CudaDriver, RunnerKernels]
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def each(request: pytest.FixtureRequest) -> Runner:
+    driver = request.getfixturevalue("driver") if request.param == "fake" else CudaDriver()
+    return driver, RunnerKernels(driver)
 
 
 @pytest.mark.parametrize("late", [0, 1, 8])
@@ -87,22 +89,6 @@ def test_what_differs_is_told_whatever_the_place_and_the_size(
     assert kernels.digest(first, size, 6) != known
     driver.upload(first + size - 1, bytes([data[-1] ^ 128]))
     assert kernels.digest(first, size, 5) != known
-
-
-@pytest.mark.parametrize("dtype", [*sorted(COMPARED_TYPES), "complex64"])
-def test_errors_of_elements_are_relative_to_the_largest_right_value(
-    driver: CudaDriver, kernels: RunnerKernels, dtype: str
-) -> None:
-    check_errors(driver, kernels, dtype)
-
-
-@pytest.mark.parametrize("size", [200, 4096, 40_001])
-def test_digests_are_as_the_host_has_them(driver: CudaDriver, kernels: RunnerKernels, size: int) -> None:
-    check_digests(driver, kernels, size)
-
-
-def test_what_is_finite_in_one_only_is_infinitely_wrong(driver: CudaDriver, kernels: RunnerKernels) -> None:
-    check_unlike(driver, kernels)
 
 
 def test_what_is_masked_is_noise_until_it_is_unmasked(driver: CudaDriver, kernels: RunnerKernels) -> None:
@@ -172,8 +158,9 @@ COUNT = 10_001
 """No multiple of a block."""
 
 
-def told_error(driver: CudaDriver, kernels: RunnerKernels, got: torch.Tensor, right: torch.Tensor) -> float:
+def told_error(each: Runner, got: torch.Tensor, right: torch.Tensor) -> float:
     """What the device says of two tensors, each behind one element that is nobody's."""
+    driver, kernels = each
     late, places = got.element_size(), list[int]()
     for tensor in (got, right):
         data = bytes(tensor_to_bytes(tensor).data)
@@ -186,27 +173,27 @@ def told_error(driver: CudaDriver, kernels: RunnerKernels, got: torch.Tensor, ri
     return result
 
 
-def check_errors(driver: CudaDriver, kernels: RunnerKernels, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", [*sorted(COMPARED_TYPES), "complex64"])
+def test_errors_of_elements_are_relative_to_the_largest_right_value(each: Runner, dtype: str) -> None:
     """Equal, a little off, far off: as the host has it."""
     kind = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(3)
     right = (torch.rand(COUNT, generator=generator) * 100).to(kind)
-    assert told_error(driver, kernels, right.clone(), right) == 0.0
+    assert told_error(each, right.clone(), right) == 0.0
     for place in (0, COUNT // 2, COUNT - 1):
         got = right.clone()
         got[place] = 0 if bool(right[place]) else 1
         if dtype not in COMPARED_TYPES:
-            assert told_error(driver, kernels, got, right) == math.inf
+            assert told_error(each, got, right) == math.inf
             continue
-        assert math.isclose(told_error(driver, kernels, got, right), relative_error(got, right), rel_tol=1e-5)
+        assert math.isclose(told_error(each, got, right), relative_error(got, right), rel_tol=1e-5)
 
 
-def check_unlike(driver: CudaDriver, kernels: RunnerKernels) -> None:
-    """Values that are not finite."""
+def test_what_is_finite_in_one_only_is_infinitely_wrong(each: Runner) -> None:
     right = torch.tensor([1.0, math.inf, math.nan, -2.0])
-    assert told_error(driver, kernels, torch.tensor([1.0, -math.inf, math.inf, -2.5]), right) == 0.25
+    assert told_error(each, torch.tensor([1.0, -math.inf, math.inf, -2.5]), right) == 0.25
     for got in ([1.0, 7.0, math.nan, -2.0], [math.nan, math.inf, math.nan, -2.0]):
-        assert told_error(driver, kernels, torch.tensor(got), right) == math.inf
+        assert told_error(each, torch.tensor(got), right) == math.inf
 
 
 _ALL = (1 << 64) - 1
@@ -245,16 +232,16 @@ def gap_digest(address: int, data: bytes, key: int) -> int:
     )
 
 
-def check_digests(driver: CudaDriver, kernels: RunnerKernels, size: int) -> None:
+@pytest.mark.parametrize("size", [200, 4096, 40_001])
+def test_digests_are_as_the_host_has_them(each: Runner, size: int) -> None:
     """A buffer of that size, and gaps from one byte to that size, some at no whole word."""
+    driver, kernels = each
     chance = random.Random(size)
     data, key = chance.randbytes(size), chance.getrandbits(64)
     address = driver.allocate(size + WORD)
     driver.upload(address, data)
     assert kernels.digest(address, size, key) == buffer_digest(data, key)
-    gaps = [
-        (address + late, length) for late in (0, 1, 3, 8) for length in (1, 8, 129, size - 8) if length > 0
-    ]
+    gaps = [(address + late, length) for late in (0, 1, 3, 8) for length in (1, 8, 129, size - 8)]
     kernels.queue_gaps(gaps, key)
     wanted = sum(gap_digest(at, data[at - address : at - address + length], key) for at, length in gaps)
     assert kernels.gaps_digest() == wanted & _ALL
@@ -312,23 +299,3 @@ def test_packs_solutions_are_right_and_take_time(
     assert call.wrong(program, answer.launches) == ""
     seconds = device.time([program], call.given).seconds[0]
     assert all(1e-7 <= s < 1e-2 for s in seconds)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", sorted(COMPARED_TYPES))
-def test_errors_of_elements_are_as_the_host_has_them(dtype: str) -> None:
-    driver = CudaDriver()
-    check_errors(driver, RunnerKernels(driver), dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("size", [200, 4096, 1_000_001])
-def test_digests_of_a_device_are_as_the_host_has_them(size: int) -> None:
-    driver = CudaDriver()
-    check_digests(driver, RunnerKernels(driver), size)
-
-
-@pytest.mark.gpu
-def test_values_that_are_not_finite_are_told_apart() -> None:
-    driver = CudaDriver()
-    check_unlike(driver, RunnerKernels(driver))

@@ -17,12 +17,7 @@ from forecast_harness.clocks.compilation.cubin import (
     referred_sections,
     without_references,
 )
-from forecast_harness.clocks.records import (
-    CompiledKernel,
-    KernelArgument,
-    MachineCodeError,
-    Program,
-)
+from forecast_harness.clocks.records import CompiledKernel, KernelArgument, MachineCodeError, Program
 from forecast_harness.clocks.runner.contestant import pack_scalar, scratch_sizes
 from forecast_harness.clocks.runner.messages import ObservedLaunch, decode_launches, encode_launches
 

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from forecast_harness.clocks.runner.messages import (
     TimingRequest,
 )
 from forecast_harness.clocks.runner.session import LaunchSession
+from tests.waiting import is_running, wait_until
 
 SUM = 2
 HANGS = ("never ends", "never ends at most times")
@@ -253,14 +253,7 @@ def test_a_runner_ends_with_its_parent(fake_driver: Path) -> None:
     pid = int(os.read(reader, 32))
     os.close(reader)
     os.close(writer)
-    for _ in range(600):
-        if (
-            not Path(f"/proc/{pid}").exists()
-            or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
-        ):
-            return
-        time.sleep(0.1)
-    pytest.fail("the runner outlived its parent")
+    wait_until(lambda: not is_running(pid), "the end of the runner")
 
 
 # --- known results ---

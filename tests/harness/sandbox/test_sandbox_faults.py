@@ -155,14 +155,6 @@ def test_a_frozen_cell_uses_no_processor(each: SandboxLane) -> None:
     assert min(result.value["longest"]) >= 0.39
 
 
-def test_arrays_cross_unchanged(each: SandboxLane) -> None:
-    result = judge(each, "echo")
-    assert result.status is JobStatus.OK
-    assert result.value == {"same": True, "count": 2, "said": "ä"}
-    assert result.arrays["big"].data == bytes(range(256)) * (1 << 12)
-    assert result.arrays["none"].shape == (0, 3)
-
-
 def test_an_answer_beyond_the_limit_is_no_attack(each: SandboxLane) -> None:
     result = judge(each, "much")
     assert (result.status, result.fault) == (JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
@@ -175,30 +167,6 @@ def test_a_cell_cannot_foresee_what_the_judge_draws() -> None:
     for name in ("python", "numpy", "torch"):
         assert len({d[whose][name] for d in drawn for whose in ("ours", "theirs")} - {None}) >= 3, name
         assert drawn[0]["ours"][name] not in (drawn[0]["theirs"][name], drawn[1]["ours"][name])
-
-
-def _in_a_row(opened: SandboxLane, poisons: int, hangs: int) -> None:
-    kinds = ["crashes", "aborts", "raises", "leaves", "takes_memory"]
-    longest = 0.0
-    for i in range(poisons):
-        kind = kinds[i % len(kinds)]
-        result = run(opened, kind)
-        assert (result.fault, result.is_label) == (FAULTS[kind][0], True), result
-        longest = max(longest, result.seconds)
-    for i in range(hangs):
-        kind = ("hangs", "hangs_deaf", "stops_itself")[i % 3]
-        result = run(opened, kind, limits=replace(SMALL, wall_s=0.3))
-        assert (result.fault, result.is_label) == (Fault.TIMEOUT, True), result
-        longest = max(longest, result.seconds)
-    assert longest < LOST_S
-    assert opened.restarts == 0
-    assert run(opened, "honest").status is JobStatus.OK
-
-
-@pytest.mark.slow
-def test_a_hundred_poisons_and_twenty_hangs_in_a_row() -> None:
-    with lane(warm=("torch", "triton")) as opened:
-        _in_a_row(opened, 100, 20)
 
 
 def test_a_server_that_is_long_in_starting_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
