@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,10 +235,10 @@ def verdicts(
     return results[0].verdict.accepted, results[1].verdict.accepted, known.unvaried
 
 
-def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
-    one = run_captured(tmp_path)
-    assert "captured 15 calls of 11 kernels" in one.printed
-    assert "clear --captures" in one.printed
+def test_a_run_says_what_it_kept_and_clear_removes_it(captured: Captured, tmp_path: Path) -> None:
+    assert "captured 15 calls of 11 kernels" in captured.printed
+    assert "clear --captures" in captured.printed
+    one = replace(captured, folder=Path(shutil.copytree(captured.folder, tmp_path, dirs_exist_ok=True)))
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
     assert one.store.clear_captures() == 13
@@ -253,12 +255,15 @@ def test_contents_are_those_before_the_launch(captured: Captured) -> None:
     )
 
 
-def test_values_that_the_user_forbids_are_not_kept(tmp_path: Path) -> None:
-    program = "import torch, called_kernels\nx = torch.randn(9000) + 5\n"
-    program += "called_kernels.increment[(71,)](x, 9000, BLOCK=128)\n"
+def test_values_that_the_user_forbids_are_not_kept_and_long_calls_come_last(tmp_path: Path) -> None:
+    """A call that takes long comes after those that may cover it."""
+    program = "import torch, called_kernels\nx = torch.randn(9000) + 5\nfor n in (300, 9000, 48 << 20):\n"
+    program += "    called_kernels.increment[(3,)](x if n == 9000 else torch.zeros(n), n, BLOCK=128)\n"
     program += "called_kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
     one = run_captured(tmp_path, program, "moments")
-    about = one.calls("increment")[0].contents["x"]
+    subjects = one.subjects("increment")
+    assert [s.calls[0][0].shape for s in subjects] == [(9000,), (300,), (48 << 20,)]
+    about = next(c for c in one.calls("increment") if c.arguments[0].shape == (9000,)).contents["x"]
     assert not about.digest
     assert abs(about.mean - 5) < 0.1
     assert abs(about.deviation - 1) < 0.1
@@ -312,13 +317,6 @@ def test_a_call_beyond_the_share_of_memory_is_refused_by_its_bytes(captured: Cap
         check_call_bytes((replace(x, shape=(1 << 40,)), *rest), "cpu")
 
 
-def test_a_call_that_takes_long_comes_after_those_that_may_cover_it(tmp_path: Path) -> None:
-    program = "import torch, called_kernels\nfor n in (300, 2000, 48 << 20):\n"
-    program += "    called_kernels.increment[(3,)](torch.zeros(n), n, BLOCK=128)\n"
-    listed = run_captured(tmp_path, program, "moments").subjects("increment")
-    assert [s.calls[0][0].shape for s in listed] == [(2000,), (300,), (48 << 20,)]
-
-
 def test_contents_that_are_gone_are_a_refusal(
     captured: Captured, judging: SandboxLane, tmp_path: Path
 ) -> None:
@@ -329,31 +327,22 @@ def test_contents_that_are_gone_are_a_refusal(
         survey(replace(subject, captured=str(moved)), judging, plan=QUICK)
 
 
-def test_a_kernel_made_inside_a_function_is_a_target_by_its_record(
+def test_kernels_made_inside_a_function_are_targets_by_their_records(
     judging: SandboxLane, tmp_path: Path
 ) -> None:
-    source = "import triton, triton.language as tl\n\ndef make():\n"
-    source += "".join(f"    {line}\n" for line in INCREMENT.splitlines()) + "    return increment\n"
-    program = "import torch, made\nmade.make()[(3,)](torch.zeros(300), 300, BLOCK=128)\n"
-    (tmp_path / "made.py").write_text(source)
-    one = run_captured(tmp_path, program)
-    for place in ("made:increment", f"{tmp_path / 'made.py'}:increment"):
-        (subject,) = UserKernel.of(place, one.store).subjects(one.store)
-        assert subject.kernel == "increment"
-    right, refused, _ = verdicts(judging, subject, ("+ 1, mask", "+ 2, mask"))
-    assert right
-    assert not refused
-
-
-def test_kernels_of_one_name_are_told_apart_by_their_sources(judging: SandboxLane, tmp_path: Path) -> None:
+    """Those of one name are told apart by their sources."""
     source = "import triton, triton.language as tl\n\ndef make(one):\n"
-    for number, text in enumerate((INCREMENT, INCREMENT.replace("+ 1, mask", "+ 5, mask"))):
-        source += f"    if one == {number}:\n"
-        source += "".join(f"        {line}\n" for line in text.splitlines()) + "        return increment\n"
-    program = "import torch, made\nfor one in (0, 1):\n"
+    texts = INCREMENT, INCREMENT.replace("+ 1, mask", "+ 5, mask"), INCREMENT.replace("increment", "alone")
+    for number, text in enumerate(texts):
+        source += f"    if one == {number}:\n" + textwrap.indent(text, " " * 8)
+        source += f"        return {'alone' if 'alone' in text else 'increment'}\n"
+    program = "import torch, made\nfor one in (0, 1, 2):\n"
     program += "    made.make(one)[(3,)](torch.zeros(300), 300, BLOCK=128)\n"
     (tmp_path / "made.py").write_text(source)
     one = run_captured(tmp_path, program)
+    for place in ("made:alone", f"{tmp_path / 'made.py'}:alone"):
+        (subject,) = UserKernel.of(place, one.store).subjects(one.store)
+        assert subject.kernel == "alone"
     with pytest.raises(UsageError, match="2 captured kernels are called made:increment; name one") as refusal:
         UserKernel.of("made:increment", one.store)
     named = re.findall(r"made:increment@[0-9a-f]+", str(refusal.value))
