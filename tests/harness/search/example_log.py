@@ -204,22 +204,11 @@ SEED = {n}
 ROWS = {rows}
 
 
-def gated(gate, up):
-    """The gate first, the product after."""
-    {half} = gate * torch.sigmoid(gate)
-    return {half} * up
-
-
-def scratch(gate):
-    """Where the result goes."""
-    return torch.empty_like(gate)
-
-
 def run(gate, up):
-    rows = gate.shape[0]
-    out = scratch(gate)
-    for start in range(0, rows, ROWS):
-        stop = min(start + ROWS, rows)
-        out[start:stop] = gated(gate[start:stop], up[start:stop])
+    out = torch.empty_like(gate)
+    for start in range(0, gate.shape[0], ROWS):
+        part = slice(start, start + ROWS)
+        {half} = gate[part] * torch.sigmoid(gate[part])
+        out[part] = {half} * up[part]
     return out
 '''

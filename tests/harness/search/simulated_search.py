@@ -102,7 +102,6 @@ class SimulatedSearch:
         judge: NodeJudge | None = None,
         forecaster: Forecaster | None = None,
         forecasts: bool = True,
-        seeds: tuple[Node, ...] = SEEDS,
     ) -> None:
         self.proposers = {"table": proposer or LandscapeAuthor()}
         self.judge = judge or LandscapeJudge()
@@ -110,12 +109,12 @@ class SimulatedSearch:
         arms = tuple(f"table/{s}" for s in self.proposers["table"].styles)
         context = replace(
             CONTEXT,
-            seeds=tuple(n.id for n in seeds),
+            seeds=tuple(n.id for n in SEEDS),
             settings=settings,
             surrogate=self.forecaster.name if self.forecaster else "none",
             arms=arms,
         )
-        self.started = Started(context, TARGET, seeds, "")
+        self.started = Started(context, TARGET, SEEDS, "")
 
     def answer(self, action: Action) -> Event:
         """What comes of an action."""

@@ -18,10 +18,7 @@ from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.codec import to_json
-from forecast_autotune.variants.records import (
-    Origin,
-    Provenance,
-)
+from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import (
@@ -31,12 +28,7 @@ from forecast_harness.search.forecasters import (
     open_forecaster,
     question_prompt,
 )
-from forecast_harness.trials.configs.variant_tracing import (
-    MAX_TIMINGS,
-    Timing,
-    add_timings,
-    is_known_at,
-)
+from forecast_harness.trials.configs.variant_tracing import MAX_TIMINGS, Timing, add_timings, is_known_at
 from forecast_harness.trials.race import drift_corrected_seconds
 
 PACK = SearchTarget(

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from forecast_autotune.records import Outcome
-from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.records import ConfirmationJob, VerificationJob
 from forecast_harness.trials import judge_pool
 from forecast_harness.trials.judge_pool import LocalJudgePool
-from forecast_harness.trials.packs import PackJudge
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
-from forecast_harness.trials.race import RaceRules
-from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
-from tests.harness.small import small_target
 from tests.waiting import wait_until
 
 
@@ -126,25 +118,3 @@ def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge])
     with pytest.raises(LaneFailure, match="closed"):
         lanes.submit(job("late")).result(0)
     assert threading.active_count() == before - 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
-def test_real_judges_side_by_side(tmp_path: Path) -> None:
-    target, seed = small_target("softmax")
-    source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)  # {}\n"
-
-    def asked(n: int) -> NodeJob:
-        node = replace(seed, id=f"n{n}", source=source.format(n))
-        return NodeJob(f"j{n}", node, seed, {}, target, 0, 1)
-
-    # So few launches that no neighbour on this machine can make a candidate's clock look wrong.
-    quick = RaceRules(rung=1, first=1, least=2, most=2)
-    with contextlib.closing(
-        LocalJudgePool(
-            lambda n: PackJudge(target, VerificationPlan(), tmp_path / str(n), number=n, rules=quick), 2
-        )
-    ) as lanes:
-        futures = [lanes.submit(asked(n)) for n in range(6)]
-        assert {f.result(120).outcome for f in futures} == {Outcome.OK}
-    assert [p for folder in tmp_path.iterdir() for p in folder.iterdir()] == []

@@ -394,18 +394,12 @@ def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
 # --- what a search leaves behind ---
 
 
-@pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchState]:
-    folder = tmp_path_factory.mktemp("left")
-    return folder, run_search(folder, settings(30, audit=0.4))
-
-
-def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[Path, SearchState]) -> None:
-    folder, state = left
-    spec = importlib.util.spec_from_file_location("best", folder / "best.py")
+def test_the_best_source_can_be_imported_and_says_where_it_is_from(tmp_path: Path) -> None:
+    state = run_search(tmp_path, settings(30, audit=0.4))
+    spec = importlib.util.spec_from_file_location("best", tmp_path / "best.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = (folder / "best.py").read_text()
+    text = (tmp_path / "best.py").read_text()
     assert text.endswith(state.nodes[state.best].source)
     assert module.run(0) == int(state.nodes[state.best].source.split("+ ")[1])
     assert f"# id: {state.best}\n" in text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,12 +21,12 @@ from forecast_harness.targets.kernels.base_kernel import KernelSurvey
 from forecast_harness.trials.variants.base_runner import BaseKernelRunner, gap_mask
 from forecast_harness.trials.variants.call_sampling import _has_gaps
 from forecast_harness.trials.variants.compilation import CELL_ENTRY
-from forecast_harness.trials.variants.files import READ_ENTRY, WRITE_ENTRY, BaseBinaries, binaries_as_arrays
+from forecast_harness.trials.variants.files import READ_ENTRY, WRITE_ENTRY
 from forecast_harness.trials.variants.jobs import VariantProblem
 from forecast_harness.verify.launcher import CELL_ENTRIES
 from forecast_harness.verify.problem import DrawSpec, LaunchCase
 from tests.harness.base_doubler import BaseDoubler
-from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, vector_call
+from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 SMALL, LARGE = Config.of({"BLOCK": 64}), Config.of({"BLOCK": 1024})
 
@@ -43,7 +42,6 @@ class Cell:
 
     def __init__(self, fails: str = "") -> None:
         self.asked: list[str] = []
-        self.given: dict[str, bytes] = {}
         self.closed = False
         self._fails = fails
 
@@ -53,11 +51,8 @@ class Cell:
         self.asked.append(entry)
         if entry == self._fails:
             raise CandidateFault(Fault.KILLED, "it died")
-        if entry == WRITE_ENTRY:
-            self.given = {name: bytes(a.data) for name, a in (arrays or {}).items()}
-        return CellAnswer(
-            {}, {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")} if entry == READ_ENTRY else {}
-        )
+        read = {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")}
+        return CellAnswer({}, read if entry == READ_ENTRY else {})
 
     def close(self) -> None:
         self.closed = True
@@ -75,14 +70,13 @@ class Work:
         return self.cells.pop(0)
 
 
-def runner(work: Work, device: str, known: BaseBinaries | None = None) -> BaseKernelRunner:
-    arrays = binaries_as_arrays((known or BaseBinaries()).to_payload())
-    return BaseKernelRunner(cast("JobContext", work), device, random.Random(0), arrays)
+def runner(*cells: Cell) -> BaseKernelRunner:
+    return BaseKernelRunner(cast("JobContext", Work(*cells)), "cuda", random.Random(0), {})
 
 
 def test_a_cell_that_dies_while_it_compiles_is_replaced() -> None:
     dead, other = Cell(CELL_ENTRY), Cell()
-    base = runner(Work(dead, other), "cuda")
+    base = runner(dead, other)
     base.compile_ahead([{"tensors": {}, "call": {}}])
     assert dead.closed
     assert list(base.compiled()) == ["key/k.cubin"]
@@ -91,21 +85,24 @@ def test_a_cell_that_dies_while_it_compiles_is_replaced() -> None:
 
 def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
     broken, other = Cell(f"{CELL_ENTRIES}:prepare"), Cell()
-    base = runner(Work(broken, other), "cuda")
+    base = runner(broken, other)
     base.open()
     assert broken.closed
     assert list(base.compiled()) == ["key/k.cubin"]
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str) -> None:
+def problem_of(reference: BaseDoubler, configs: Sequence[Config], device: str) -> VariantProblem:
     request = subject(DOUBLE, vector_call(), vector_call(100))
     known = KernelSurvey(
         ("out",), (), SMALL, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
-    takes = ("x", "out", "n", "BLOCK")
-    reference = cast("BaseKernelRunner", BaseDoubler())
-    problem = VariantProblem(request, known, reference, [SMALL, LARGE], device, True, takes)
+    runner, takes = cast("BaseKernelRunner", reference), ("x", "out", "n", "BLOCK")
+    return VariantProblem(request, known, runner, configs, device, True, takes)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str) -> None:
+    problem = problem_of(BaseDoubler(), [SMALL, LARGE], device)
     how = DrawSpec("normal", "contiguous", generator())
 
     def told(case: LaunchCase) -> tuple[int, int]:
@@ -120,39 +117,14 @@ def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str
     assert max(n for _, n in later) > 1024, "sizes are those of the larger tile all the same"
 
 
-OWN, *OTHERS = LISTED = (*CONFIGS, Config.of({"BLOCK": 32}), Config.of({"BLOCK": 256}))
-
-
-def problem_of(
-    reference: BaseDoubler, config: Config, dtype: str = "float32", listed: tuple[Config, ...] = LISTED
-) -> VariantProblem:
-    calls = vector_call(dtype=dtype), vector_call(100, dtype=dtype)
-    request = replace(subject(DOUBLE, *calls), configs=listed)
-    known = KernelSurvey(
-        ("out",), (), OWN, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
-    )
-    runner = cast("BaseKernelRunner", reference)
-    return VariantProblem(request, known, runner, [config], "cuda", True, ("x", "out", "n", "BLOCK"))
-
-
-def drawn(
-    reference: BaseDoubler,
-    config: Config = OWN,
-    dtype: str = "float32",
-    listed: tuple[Config, ...] = LISTED,
-) -> LaunchCase:
-    problem = problem_of(reference, config, dtype, listed)
-    case = problem.case({"config": 0}, DrawSpec("normal", "contiguous", torch.Generator().manual_seed(7)))
-    reference.ran.clear()
-    return case
-
-
 def test_values_that_changed_in_place_are_given_to_the_base_anew() -> None:
     base = BaseDoubler()
-    case = drawn(base)
+    how = DrawSpec("normal", "contiguous", generator())
+    case = problem_of(base, [SMALL], "cuda").case({"config": 0}, how)
+    base.ran.clear()
     case.tensors["x"].add_(1)
     assert case.check([2 * case.tensors["x"]])[0] is None
-    assert base.ran == [OWN]
+    assert base.ran == [SMALL]
 
 
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=3)

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Hashable
 from contextlib import nullcontext
 from pathlib import PurePath
 from typing import Any
@@ -18,33 +17,14 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from forecast_autotune.records import Argument, Config
-from forecast_harness.sandbox.api import (
-    JobResult,
-    ResourceLimits,
-    SandboxJob,
-    SandboxLane,
-)
+from forecast_autotune.records import Config
+from forecast_harness.sandbox.api import JobResult, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.trials.variants import compilation as compile_ahead
-from forecast_harness.trials.variants.compilation import (
-    CompiledForms,
-    call_form,
-    compile_calls,
-    compile_most,
-)
-from forecast_harness.trials.variants.files import (
-    launcher_files,
-)
-from forecast_harness.verify.launch_cell import (
-    note_answer,
-    note_question,
-    process_report,
-    remember_process,
-)
+from forecast_harness.trials.variants.compilation import CompiledForms, compile_calls, compile_most
+from forecast_harness.trials.variants.files import launcher_files
+from forecast_harness.verify.launch_cell import note_answer, note_question, process_report, remember_process
 from tests.harness.large import MARK
 from tests.harness.variant_kernels import DOUBLE
-
-torch = pytest.importorskip("torch")
 
 
 def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +107,6 @@ def test_a_variant_that_cannot_be_compiled_so_is_left_to_the_cell_that_launches(
 
 
 SMALL, LARGE, HUGE = (Config.of({"BLOCK": block}) for block in (64, 128, 1024))
-
-
-def form(n: int, *, aligned: bool = True, dtype: str = "float32", constant: bool = False) -> Hashable:
-    tensor = Argument("x", "tensor", dtype, (n,), (1,), aligned)
-    return call_form([tensor, Argument("n", "constexpr" if constant else "scalar", value=n)], {"n": n})
 
 
 def test_a_config_gives_way_to_one_that_was_compiled_for_such_a_call() -> None:

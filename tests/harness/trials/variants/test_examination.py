@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +54,7 @@ NOTHING: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
 class DoublingCell:
     """Stands in for a variant's cell, which multiplies by `factor`; notes what it is asked."""
 
-    def __init__(self, base: BaseDoubler, factor: int = 2, unable: int = 0, broken: bool = False) -> None:
+    def __init__(self, base: BaseDoubler, factor: int = 2, broken: bool = False) -> None:
         self.asked: list[str] = []
         self.given: dict[str, TensorBytes] = {}
         """Files for its cache."""
@@ -62,7 +62,7 @@ class DoublingCell:
         self.launched: list[str] = []
         self.late = 0
         """Launches that nothing was compiled for."""
-        self._base, self._factor, self._unable, self._broken = base, factor, unable, broken
+        self._base, self._factor, self._broken = base, factor, broken
         self._block = b""
 
     def ask(
@@ -90,8 +90,6 @@ class DoublingCell:
         call = form(payload["call"])
         self.launched.append(call)
         self.late += call not in self.compiled
-        if payload["call"]["kwargs"]["_meta"]["v"]["BLOCK"] == self._unable:
-            raise CandidateFault(Fault.EXCEPTION, "OutOfResources: shared memory", "OutOfResources")
         if payload["watch"] != "off":
             views = {s.name: s.view(block) for s in map(Slot.from_json, payload["slots"])}
             views["out"].copy_(self._factor * views["x"])
@@ -101,14 +99,13 @@ class DoublingCell:
 class Compiler:
     """Stands in for what compiles in another cell, and gives the `files`."""
 
-    def __init__(self, files: TensorArrays, late: Callable[[str], bool] = lambda form: False) -> None:
-        self.files, self._late = files, late
+    def __init__(self, files: TensorArrays) -> None:
+        self.files = files
         self.forms: list[str] = []
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
-        results = [form(call["call"]) for call in calls]
-        self.forms += results
-        return CompiledCalls(self.files, [n for n, one in enumerate(results) if self._late(one)])
+        self.forms += [form(call["call"]) for call in calls]
+        return CompiledCalls(self.files, [])
 
 
 def form(call: Mapping[str, Any]) -> str:
