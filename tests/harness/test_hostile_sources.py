@@ -41,6 +41,7 @@ from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.core.hostile_sources import hostile_sources
 from tests.harness.authors.proposal_examples import node, pack_target, request
 from tests.harness.search.simulated_search import run_search
+from tests.harness.variant_kernels import DOUBLE
 
 HOSTILE = hostile_sources()
 SHORT = {name: text for name, text in HOSTILE.items() if not source_problem(text)}
@@ -48,18 +49,7 @@ SHORT = {name: text for name, text in HOSTILE.items() if not source_problem(text
 QUICK = {name: text for name, text in SHORT.items() if len(text) <= 70_000}
 """Those that take no reader long."""
 TARGET, SEED = pack_target()
-KERNEL = """import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
-
-
-CONFIGS = [{"BLOCK": 64}]
-"""
+KERNEL = DOUBLE + '\n\nCONFIGS = [{"BLOCK": 64}]\n'
 
 
 def proposes(language: str) -> Callable[[str], Any]:

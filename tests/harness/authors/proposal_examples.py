@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
@@ -20,9 +19,9 @@ def pack_target(name: str = "softmax") -> tuple[SearchTarget, Node]:
     return target, seeds[0]
 
 
-def plain_target(language: str = "torch", entry: str = "run", **payload: Any) -> SearchTarget:
+def plain_target(language: str = "torch") -> SearchTarget:
     """A target about which nothing is known but its entry."""
-    return SearchTarget(TargetKind.PACK, "made_up", "t" * 24, language, entry, "Compute it.", payload)
+    return SearchTarget(TargetKind.PACK, "made_up", "t" * 24, language, "run", "Compute it.", {})
 
 
 def node(

@@ -66,31 +66,6 @@ def test_files_and_their_remarks_become_an_answer(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_request_holds_what_an_agent_needs(tmp_path: Path) -> None:
-    failed = node(TARGET, "def run(x):\n    return y\n", parents=[SEED])
-    told = NodeResult(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y")
-    asked = request(TARGET, SEED, failures=[failed], judged={failed.id: told}, score=-1.5)
-    answered(tmp_path, lambda place: (tmp_path / "stop").touch(), asked=asked)
-    data = json.loads((tmp_path / "0001" / "request.json").read_text())
-    assert (data["type"], data["schema"], data["n"], data["score"]) == ("request", 1, 4, -1.5)
-    assert data["target"] == {
-        "kind": "pack",
-        "name": "made_up",
-        "id": TARGET.id,
-        "language": "torch",
-        "entry": "run",
-        "statement": "Compute it.",
-    }
-    assert data["parents"][0] == {
-        "id": SEED.id,
-        "source": SEED.source,
-        "language": "torch",
-        "note": "the first",
-        "judged": None,
-    }
-    assert data["failures"][0]["judged"]["feedback"] == "NameError: y"
-
-
 def test_a_source_that_is_empty_costs_what_was_paid(tmp_path: Path) -> None:
     def write(place: Path) -> None:
         (place / "a.py").write_text("\n")
@@ -115,14 +90,32 @@ def test_closing_ends_the_wait_for_files(tmp_path: Path) -> None:
     assert "closed" in answered(tmp_path, lambda place: author.close(), author).problem
 
 
-def test_a_request_can_be_read(tmp_path: Path) -> None:
+def test_the_request_holds_what_an_agent_needs_as_json_and_as_text(tmp_path: Path) -> None:
     target, (seed,) = open_target("embedding_sum", device="cpu")
-    told = NodeResult(Outcome.OK, log2_ratio=-1.0, seconds={"host": 2e-6}, feedback="Right.")
     (tmp_path / "0001").mkdir()
     author = open_author(f"files:{tmp_path}", target)
     failed = node(target, "def run(x):\n    return y\n", parents=[seed])
-    asked = request(target, seed, failures=[failed], judged={seed.id: told})
+    told = {
+        seed.id: NodeResult(Outcome.OK, log2_ratio=-1.0, seconds={"host": 2e-6}, feedback="Right."),
+        failed.id: NodeResult(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y"),
+    }
+    asked = request(target, seed, failures=[failed], judged=told, score=-1.5)
     answered(tmp_path, lambda place: (tmp_path / "stop").touch(), author, asked, "0002")
+    data = json.loads((tmp_path / "0002" / "request.json").read_text())
+    assert (data["type"], data["schema"], data["n"], data["score"]) == ("request", 1, 4, -1.5)
+    assert data["target"] == {
+        "kind": "pack",
+        "name": "embedding_sum",
+        "id": target.id,
+        "language": "torch",
+        "entry": "run",
+        "statement": target.statement,
+    }
+    parent = data["parents"][0]
+    assert parent.pop("judged")["feedback"] == "Right."
+    assert parent == {"id": seed.id, "source": seed.source, "language": "torch", "note": seed.provenance.note}
+    assert data["failures"][0]["judged"]["feedback"] == "NameError: y"
+    assert data["work"]["host"]["axes"] == {"R": 10000, "D": 64, "B": 512, "L": 16}
     text = (tmp_path / "0002" / "request.md").read_text()
     for said in (
         "embedding_sum: up to 4 new sources",
@@ -135,8 +128,6 @@ def test_a_request_can_be_read(tmp_path: Path) -> None:
         failed.source.strip(),
     ):
         assert said in text
-    work = json.loads((tmp_path / "0002" / "request.json").read_text())["work"]
-    assert work["host"]["axes"] == {"R": 10000, "D": 64, "B": 512, "L": 16}
 
 
 # --- a record ---

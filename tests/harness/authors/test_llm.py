@@ -10,28 +10,16 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records import Config, Outcome
+from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import llm, open_author
-from forecast_harness.authors.llm import (
-    LLMAuthor,
-    extract_note,
-    extract_source,
-    open_llm_author,
-    prompt,
-)
-from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
-from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.authors.llm import LLMAuthor, extract_note, extract_source, open_llm_author, prompt
+from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget
 from tests.harness.authors.chat_model import StubModel
-from tests.harness.authors.proposal_examples import (
-    NATIVE_SOFTMAX,
-    code_block,
-    node,
-    pack_target,
-    request,
-)
+from tests.harness.authors.proposal_examples import NATIVE_SOFTMAX, code_block, node, pack_target, request
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
+from tests.harness.variant_kernels import DOUBLE, search_target, subject, vector_call
 from tests.integrations.models.faulty_server import FaultyServer
 
 TARGET, SEED = pack_target("softmax")
@@ -312,31 +300,18 @@ def test_notes_are_one_printable_line() -> None:
     assert len(extract_note("word " * 200)) <= 300
 
 
-KERNEL = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def scale(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
-"""
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("x, y, n", "x, y, count"), "must have its runtime parameters"),
+        (("x, out, n", "x, out, count"), "must have its runtime parameters"),
         (("import triton\n", "import triton\nimport os\n"), "os"),
-        (("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, MORE: tl.constexpr"), "MORE of scale has no value"),
-        (("def scale", "def other"), "no code block that defines scale"),
+        (("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, MORE: tl.constexpr"), "MORE of kernel has no value"),
+        (("def kernel", "def other"), "no code block that defines kernel"),
     ],
 )
 def test_kernels_keep_their_contract(change: Sequence[str], said: str) -> None:
-    payload = {"subjects": [BaseKernel("scale", KERNEL, (Config.of({"BLOCK": 64}),)).to_json()]}
-    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
-    parent = node(target, KERNEL)
-    assert extract_source(code_block(KERNEL.replace("* 2", "+ 0")), target, parent)
+    target = search_target(subject(DOUBLE, vector_call()))
+    parent = node(target, DOUBLE)
+    assert extract_source(code_block(DOUBLE.replace("2 *", "3 *")), target, parent)
     with pytest.raises(RecordError, match=said):
-        extract_source(code_block(KERNEL.replace(*change)), target, parent)
+        extract_source(code_block(DOUBLE.replace(*change)), target, parent)

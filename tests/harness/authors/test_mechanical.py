@@ -14,7 +14,6 @@ import pytest
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors import open_author, triton_rewrites
 from forecast_harness.authors.torch import rewrites_of
-from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.sandbox.lane_pools import CpuLanes
@@ -25,9 +24,10 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.authors.proposal_examples import node, pack_target, plain_target, request
 from tests.harness.small import checked_only
-from tests.harness.variant_kernels import SOFTMAX, rows, softmax_call, subject
+from tests.harness.variant_kernels import SOFTMAX, rows, search_target, softmax_call, subject
 
 SMALL = VerificationPlan(cases=3, timed=4)
+KERNEL = subject(SOFTMAX, softmax_call(9, 70), grid=rows)
 
 
 SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_quant", "gdn_recompute_w_u")
@@ -84,48 +84,18 @@ def test_triton_solutions_keep_their_launch() -> None:
     assert any("num_warps=8" in n.source for n in answer.nodes)
 
 
-@pytest.mark.slow
-def test_a_triton_solution_passes_after_a_rewrite(judging: SandboxLane) -> None:
-    problem = checked_only(load_pack("softmax"))
-    target = SearchTarget(
-        TargetKind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()}
-    )
-    parent = node(target, problem.solution("triton_rows").source)
-    answer = open_author("mechanical", target).propose(request(target, parent, n=3))
-    for one in answer.nodes:
-        verdict = verify(problem, solution_of(target, one), judging, plan=SMALL)
-        assert verdict.accepted, (one.provenance.author, verdict.reasons)
-
-
-KERNEL = """
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def scale(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, mask=at < n)
-    tl.store(y + at, tl.exp(value) / 3.0, mask=at < n)
-"""
-
-
 def test_a_kernels_variants_keep_its_contract() -> None:
-    payload = {"subjects": [], "source_sha256": "s" * 64}
-    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
-    answer = open_author("mechanical", target).propose(request(target, node(target, KERNEL), n=99))
+    target = search_target(KERNEL)
+    answer = open_author("mechanical", target).propose(request(target, node(target, SOFTMAX), n=99))
     assert answer.nodes
-    wanted = read_contract(KERNEL, "scale").parameters
-    assert all(read_contract(n.source, "scale").parameters == wanted for n in answer.nodes)
+    wanted = read_contract(SOFTMAX, "kernel").parameters
+    assert all(read_contract(n.source, "kernel").parameters == wanted for n in answer.nodes)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 def test_kernels_rewritten_in_another_process_are_those_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    base = subject(SOFTMAX, softmax_call(9, 70), grid=rows)
-    target = SearchTarget(
-        TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", {"subjects": [base.to_json()]}
-    )
+    target = search_target(KERNEL)
     seed, broken = node(target, SOFTMAX), node(target, "def kernel(:\n")
     here = open_author("mechanical", target)
     asked = request(target, seed, n=6)

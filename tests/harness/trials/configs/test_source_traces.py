@@ -17,19 +17,14 @@ from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.variants import Origin, Provenance
 from forecast_autotune.variants.signature import call_form
 from forecast_harness.records import Node, SearchTarget
-from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
+from forecast_harness.sandbox.jobs import JobResult, SandboxJob
 from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.targets.search_target import configs_for
-from forecast_harness.trials.configs.source_configs import (
-    FEWEST_CONFIGS,
-    configs_to_launch,
-)
+from forecast_harness.trials.configs.source_configs import FEWEST_CONFIGS, configs_to_launch
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, SourceTraces, VariantTracer
 from forecast_harness.trials.kernel_calls import TimedCall
 from forecast_harness.trials.race_job import _with_facts
-from tests.harness.variant_kernels import (
-    CONFIGS as LISTED,
-)
+from tests.harness.variant_kernels import CONFIGS as LISTED
 from tests.harness.variant_kernels import (
     DOUBLE,
     SOFTMAX,
@@ -41,38 +36,6 @@ from tests.harness.variant_kernels import (
 )
 
 BASE = subject(DOUBLE, vector_call(1000))
-CONFIGS = [replace(BASE.configs[0], num_warps=warps) for warps in (1, 2, 4, 8)]
-
-
-class Sandboxes:
-    """Answer as cells do; what they were asked, by source, run by run."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, list[int]]] = []
-
-    def __call__(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
-        self.asked.append(
-            {str(j.payload["source"]): [c["num_warps"] for c in j.payload["configs"]] for j in jobs}
-        )
-        return [self._answer(job) for job in jobs]
-
-    def _answer(self, job: SandboxJob) -> JobResult:
-        if job.payload["source"] == "broken":
-            return JobResult(JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
-        texts = [f"ttir of {c['num_warps']} warps" for c in job.payload["configs"]]
-        arguments = [a.to_json() for a in vector_call(1000)]
-        if job.payload["source"] == "lost" and len(self.asked) == 1:
-            return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST)
-        which, grids = list(range(len(texts))), [[1]] * len(texts)
-        if job.payload["source"] == "odd":
-            return JobResult(JobStatus.OK, value=[{"ttir": texts, "which": [True], "grids": 5, "facts": {}}])
-        facts = {str(n): [[[1], None]] for n in which}  # texts that nobody can read
-        value = [{"ttir": texts, "which": which, "grids": grids, "arguments": arguments, "facts": facts}]
-        return JobResult(JobStatus.OK, value=value)
-
-
-def warps(configs: Sequence[Config]) -> list[int]:
-    return [c.num_warps for c in configs]
 
 
 @pytest.mark.parametrize(
