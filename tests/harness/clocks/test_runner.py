@@ -280,8 +280,8 @@ def program(name: str, operations: Sequence[code.Operation]) -> Program:
     return Program(name, (kernel,), LaunchPlan(buffers, (PlanStep(0, (1, 1, 1), tuple(given)),)))
 
 
-def contents(seed: int, period: int = PERIOD) -> BufferContents:
-    values = np.random.default_rng(seed).standard_normal(period, dtype=np.float32)
+def contents(seed: int) -> BufferContents:
+    values = np.random.default_rng(seed).standard_normal(PERIOD, dtype=np.float32)
     return BufferContents(values.tobytes(), SIZE)
 
 

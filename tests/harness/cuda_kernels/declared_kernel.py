@@ -57,12 +57,12 @@ def declared(folder: Path) -> CudaDeclaration:
     return read_cuda_declaration(write_kernel(folder))
 
 
-def cuda_target(made: CudaDeclaration, arch: str = "90") -> SearchTarget:
-    """A search's target for a device of this architecture."""
+def cuda_target(made: CudaDeclaration) -> SearchTarget:
+    """A search's target for a device of compute capability 9.0."""
     payload = {
         "pack": made.pack.to_json(),
         "signature": made.signature.to_json(),
-        "device": {"name": "some", "arch": arch},
+        "device": {"name": "some", "arch": "90"},
         "nvcc": "",
     }
     words = cuda_statement(made.pack, made.signature, "cuda")

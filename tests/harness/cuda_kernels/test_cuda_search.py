@@ -36,13 +36,7 @@ from forecast_harness.trials import machine_lanes as opening
 from forecast_harness.trials.cuda import CudaJudge
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.verify.plan import VerificationPlan
-from tests.harness.cuda_kernels.declared_kernel import (
-    SOURCE,
-    cuda_node,
-    cuda_target,
-    declared,
-    needs_nvcc,
-)
+from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared, needs_nvcc
 from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder
 

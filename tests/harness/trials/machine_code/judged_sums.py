@@ -132,7 +132,6 @@ class WrittenBuilder(QuickBuilds):
     count = 2
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int]] = []
         self.counts: list[tuple[str, int, list[int]]] = []
         """Candidate, warps, and the elements of the calls that it was compiled for."""
         self._pool = ThreadPoolExecutor(2)
@@ -149,7 +148,6 @@ class WrittenBuilder(QuickBuilds):
 
     def _build(self, request: BuildRequest) -> BuildResult:
         warps = int(request.options.get("num_warps", 4))
-        self.asked.append((request.candidate, warps))
         kind, _, cost = request.source.partition(" ")
         if kind == "broken":
             return BuildResult(request, error="CompilationError: no such name")
@@ -185,7 +183,6 @@ class NotingHost:
         self.asked: list[str] = []
         self.verified: list[str] = []
         self.closed = self.prepared = False
-        self.given_up = 0
         self._wrong = wrong
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -205,7 +202,7 @@ class NotingHost:
         self.prepared = True
 
     def give_up(self) -> None:
-        self.given_up += 1
+        """Nothing is under way."""
 
     def close(self) -> None:
         self.closed = True

@@ -103,11 +103,6 @@ def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
     assert len(renewed) == 1
 
 
-def test_a_seed_that_is_faster_than_memory_is_not_believed(judged: Judged) -> None:
-    result = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
-    assert (result.outcome, result.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
-
-
 def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
     result = tuned.judge.judge(job("wide", "wide 40000"))
     assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
@@ -418,11 +413,11 @@ def special(runner: RunnerClient, tmp_path: Path, request: pytest.FixtureRequest
         yield result
 
 
-def _compiled(judged: Judged, name: str) -> dict[int, list[list[int]]]:
+def _compiled(judged: Judged) -> dict[int, list[list[int]]]:
     """Elements of the calls that each config was compiled for, by warps: a list for each time."""
     results: dict[int, list[list[int]]] = {}
     for candidate, warps, counts in judged.builder.counts:
-        if candidate == name:
+        if candidate == "node":
             results.setdefault(warps, []).append(counts)
     return results
 
@@ -435,7 +430,7 @@ def test_a_config_that_is_behind_where_most_calls_share_their_code_is_compiled_f
     special: Judged,
 ) -> None:
     result = special.judge.judge(job("node", "special 48000", RIVAL))
-    assert _compiled(special, "node") == {16: [ALL], 8: [ALL], 4: [FIRST], 2: [FIRST]}
+    assert _compiled(special) == {16: [ALL], 8: [ALL], 4: [FIRST], 2: [FIRST]}
     assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
     assert [one["config"] for one in result.facts["configs"]] == [{"num_warps": 16}, {"num_warps": 8}]
     answer = {config["num_warps"]: seconds for config, seconds in special.trials.timed["node"]}
@@ -450,7 +445,7 @@ def test_a_config_that_is_behind_where_most_calls_share_their_code_is_compiled_f
 @pytest.mark.parametrize("special", [(2, 4, 8, 16)], indirect=True)
 def test_one_that_may_be_the_best_is_compiled_and_timed_at_all_calls(special: Judged) -> None:
     result = special.judge.judge(job("node", "special 30000", RIVAL))
-    built = _compiled(special, "node")
+    built = _compiled(special)
     assert (built[2], built[4], built[16]) == ([ALL], [ALL], [FIRST, REST])
     assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
     assert set(result.seconds) == set(SIZES)
@@ -460,6 +455,6 @@ def test_one_that_may_be_the_best_is_compiled_and_timed_at_all_calls(special: Ju
 @pytest.mark.parametrize("special", [(4, 4, 16)], indirect=True)
 def test_one_that_is_wrong_at_the_small_call_is_never_the_best(special: Judged) -> None:
     result = special.judge.judge(job("node", "narrow 48000", RIVAL))
-    assert _compiled(special, "node")[16] == [FIRST, REST]
+    assert _compiled(special)[16] == [FIRST, REST]
     assert (result.outcome, result.config) == (Outcome.OK, {"num_warps": 4})
     assert {config["num_warps"] for config, _ in special.trials.timed["node"]} == {4}
