@@ -14,6 +14,7 @@ import pytest
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors import open_author, triton_rewrites
 from forecast_harness.authors.torch import rewrites_of
+from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.sandbox.lane_pools import CpuLanes
@@ -82,6 +83,19 @@ def test_triton_solutions_keep_their_launch() -> None:
     assert "constants" in kinds
     assert len(kinds) > 1, "some rewrite of the kernel itself applies, too"
     assert any("num_warps=8" in n.source for n in answer.nodes)
+
+
+@pytest.mark.slow
+def test_a_triton_solution_passes_after_a_rewrite(judging: SandboxLane) -> None:
+    problem = checked_only(load_pack("softmax"))
+    target = SearchTarget(
+        TargetKind.PACK, "softmax", problem.id, "triton", "run", "", {"pack": problem.to_json()}
+    )
+    parent = node(target, problem.solution("triton_rows").source)
+    answer = open_author("mechanical", target).propose(request(target, parent, n=3))
+    for one in answer.nodes:
+        verdict = verify(problem, solution_of(target, one), judging, plan=SMALL)
+        assert verdict.accepted, (one.provenance.author, verdict.reasons)
 
 
 def test_a_kernels_variants_keep_its_contract() -> None:

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -81,30 +80,6 @@ def test_what_lies_in_the_place_of_the_folder_is_left_alone(
     (tmp_path / "thesis.txt").write_text("mine")
     assert said in refused(capsys, "swiglu", "--out", str(tmp_path / out))
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("thesis.txt", "mine")]
-
-
-@pytest.mark.slow
-def test_a_search_whose_only_proposer_never_answers_has_failed(
-    tmp_path: Path, pack: str, capsys: Capture
-) -> None:
-    asked, over = tmp_path / "asked", threading.Event()
-
-    def answer_nothing() -> None:
-        while not over.wait(0.05):
-            for place in asked.glob("[0-9]*"):
-                (place / "done").touch()
-
-    answering = threading.Thread(target=answer_nothing)
-    answering.start()
-    words = ("--device", "cpu", "--proposer", f"files:{asked}", "--quiet", "--out", str(tmp_path / "out"))
-    try:
-        assert main(["search", pack, *words]) == 1
-    finally:
-        over.set()
-        answering.join()
-    said = capsys.readouterr()
-    assert "no proposer gave a source in 8 batches" in " ".join(said.out.split())
-    assert "none gave any: no sources in 0001" in said.err
 
 
 @pytest.mark.parametrize(

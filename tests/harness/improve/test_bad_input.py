@@ -270,10 +270,11 @@ def test_what_is_refused_is_not_served_while_the_program_is_timed(
         seconds = 1e-3 if variants else 2e-3
         apart = 3e-2 if unturned == "busy" and variants and len(timed) > 2 else 1e-2
         calls = tuple((0, apart * i, seconds * (drift + 1e-3 * (i % 2))) for i in range(12))
-        blocks = [
+        turned = isinstance(unturned, tuple)
+        blocks = tuple(
             TurnBlock(on, s := drift * (4e-3 if on else 6e-3), 100, {"good": s})
             for on in (True, False, False, True) * 5
-        ]
+        )
         assert not plan.block or (plan.marker, plan.block, plan.settling) == ("good", 12, 2)
         return ProgramRecording(
             None,
@@ -282,23 +283,14 @@ def test_what_is_refused_is_not_served_while_the_program_is_timed(
             calls,
             differences={"wrong": 9.0},
             replaced_calls=dict.fromkeys(served, 1),
-            blocks=tuple(blocks if plan.block and isinstance(unturned, tuple) else ()),
-            unturned=unturned if isinstance(unturned, tuple) else (),
+            blocks=blocks if plan.block and turned else (),
+            unturned=unturned if turned else (),
         )
 
     monkeypatch.setattr(proofs, "record", ran)
+    names, gains = ["good", "wrong"], {"good": 2.0, "wrong": 1.0}
     request = ProofRequest(
-        PROGRAM,
-        RecordingPlan(),
-        {},
-        ["good", "wrong"],
-        tmp_path,
-        tmp_path,
-        4e-3,
-        steps,
-        {"good": 2.0, "wrong": 1.0},
-        1.0,
-        0.0,
+        PROGRAM, RecordingPlan(), {}, names, tmp_path, tmp_path, 4e-3, steps, gains, 1.0, 0.0
     )
     proof = proofs.prove(request, lambda line: None)
     assert set(map(frozenset, timed)) == {frozenset({"good"})}

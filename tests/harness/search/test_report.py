@@ -133,15 +133,6 @@ def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
 # --- the page ---
 
 
-def test_a_page_needs_nothing_else() -> None:
-    text = page(replay_events(ExampleSearch().events()))
-    assert not re.findall(r"""(?:src|href)=["'](?!data:,)""", text)
-    assert "https:" not in text
-    assert "http:" not in text
-    assert "@import" not in text
-    assert "connect-src 'none'" in unescape(text)
-
-
 @pytest.mark.parametrize(
     "line",
     ["# </script><script>x</script>", "# <!-- <script>", "x = '\\u2028 \udc80 \x00 ‮'", "# &lt; &amp; ' \""],
@@ -150,6 +141,7 @@ def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
     state = replay_events(ExampleSearch(batches=2, line=line).events())
     text = page(state)
     text.encode("utf-8")
+    assert "connect-src 'none'" in unescape(text)
     assert text.count("<script") == text.count("</script>") == 2
     inside = text.partition('id="data">')[2].partition("</script>")[0]
     data = json.loads(inside)

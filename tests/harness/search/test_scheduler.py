@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,9 @@ from benchmarks.lib.search.synthetic_landscape import (
     parse_point,
     settings,
 )
+from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records import Outcome
+from forecast_harness.commands.search import _check_end
 from forecast_harness.records import (
     ConfirmationJob,
     FullVerification,
@@ -340,6 +343,8 @@ def test_proposers_without_sources_end_a_search(
     _, state = world.run(random.Random(0))
     assert re.fullmatch(reason, state.stopped.reason)
     assert proposers_problem(state) == problem
+    with pytest.raises(CommandError, match="none gave any: nothing left") if problem else nullcontext():
+        _check_end(state)
 
 
 def test_the_best_are_confirmed_against_the_first_seed() -> None:

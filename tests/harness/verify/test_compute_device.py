@@ -12,13 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.sandbox.api import (
-    CandidateFault,
-    CellAnswer,
-    ResourceLimits,
-    SandboxLane,
-    TensorBytes,
-)
+from forecast_harness.sandbox.api import CandidateFault, CellAnswer, ResourceLimits, SandboxLane, TensorBytes
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import builtin_names
 from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload

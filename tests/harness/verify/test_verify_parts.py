@@ -252,7 +252,7 @@ def test_hidden_draws_have_each_axis_small_and_large_beside_each_other(tmp_path:
 def test_intermediate_results_that_cancel_grow_with_the_inputs(tmp_path: Path) -> None:
     """A gradient by log-sum-exp is right, though its logits are thousands and its sum has lost what is below 1e-4."""
     problem, draws = NativeProblem(load_pack("cross_entropy"), tmp_path), generator()
-    for _ in range(200):
+    for _ in range(60):
         case = problem.case({"B": 8, "V": 2}, DrawSpec("large", "contiguous", draws))
         logits, target = case.tensors["logits"].float(), case.tensors["target"]
         total = logits.logsumexp(-1)
@@ -260,12 +260,6 @@ def test_intermediate_results_that_cancel_grow_with_the_inputs(tmp_path: Path) -
         grad[torch.arange(8), target] -= 1
         loss = total - logits[torch.arange(8), target]
         assert case.check([loss, (grad / 8).bfloat16()])[0] is None
-
-
-def test_other_seeds_give_other_numbers() -> None:
-    one, same, other = (draw((8,), torch.float32, "normal", generator(n)) for n in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
 
 
 def test_a_twin_differs_in_a_few_places() -> None:
@@ -438,15 +432,6 @@ def test_outputs_of_any_shape_are_compared(shape: tuple[int, ...]) -> None:
     base = torch.ones(shape)
     assert compare_with_base(base.clone(), base, base.double())[0] == ""
     assert bool(compare_with_base(base + 1, base, base.double())[0]) == bool(base.numel())
-
-
-def test_what_is_wrong_is_found_at_its_place() -> None:
-    base = torch.randn(40, 5000, generator=torch.Generator().manual_seed(1)).half()
-    got = base.clone()
-    got[31, 4321] += 1.0
-    problem, worst = compare_with_base(got, base, base.float())
-    assert problem.startswith("1 of 200000 elements are wrong; the first at (31, 4321) is ")
-    assert worst > 1.0
 
 
 def test_whole_numbers_have_to_be_equal() -> None:

@@ -103,6 +103,11 @@ def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
     assert len(renewed) == 1
 
 
+def test_a_seed_that_is_faster_than_memory_is_not_believed(judged: Judged) -> None:
+    result = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
+    assert (result.outcome, result.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
+
+
 def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
     result = tuned.judge.judge(job("wide", "wide 40000"))
     assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
