@@ -341,7 +341,7 @@ def answers_early(x=20):
     frame = b"FAT1" + struct.pack(">I", len(text)) + text
 
     def later():
-        time.sleep(0.2)
+        time.sleep(0.02)
         os.write(3, frame)
 
     threading.Thread(target=later, daemon=True).start()

@@ -44,17 +44,8 @@ def compare(work: JobContext) -> dict[str, Any]:
             answer = cell.ask(_RUN, {**work.payload, "arguments": [x]})
             verdicts.append(answer.value == 2 * x)
             seconds.append(answer.seconds)
-            time.sleep(0.3)
+            time.sleep(0.15)  # for an answer that is not asked for
     return {"correct": all(verdicts), "seconds": seconds}
-
-
-def twice(work: JobContext) -> dict[str, Any]:
-    """Two cells, both alive, asked in turns, then each after the other was closed."""
-    with work.cell() as one, work.cell() as two:
-        first = [cell.ask(_RUN, work.payload).value for cell in (one, two, one)]
-        one.close()
-        second = two.ask(_RUN, work.payload).value
-    return {"first": first, "second": second}
 
 
 def at_once(work: JobContext) -> dict[str, Any]:
@@ -84,18 +75,6 @@ def dies_beside(work: JobContext) -> dict[str, Any]:
                 values.append(cell.ask(_RUN, work.payload).value)
         fault = getattr(waiting.exception(), "fault", Fault.NONE)
     return {"fault": fault, "values": values}
-
-
-def recovers(work: JobContext) -> dict[str, Any]:
-    """A fault that the trusted code expects is not the job's."""
-    try:
-        with work.cell() as cell:
-            cell.ask(_RUN, work.payload)
-    except Exception as error:
-        fault = getattr(error, "fault", Fault.NONE)
-    with work.cell() as cell:
-        value = cell.ask(_RUN, {"file": "attacks.py", "function": "honest"}).value
-    return {"fault": fault, "then": value}
 
 
 def much_in_cell(

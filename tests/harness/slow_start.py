@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import time
 
-time.sleep(5)
+time.sleep(3)

@@ -134,8 +134,6 @@ def test_a_suspicion_is_quarantine(each: SandboxLane) -> None:
 @pytest.mark.parametrize(
     ("entry", "function", "value"),
     [
-        ("recovers", "crashes", {"fault": "crash", "then": 40}),
-        ("twice", "honest", {"first": [40, 40, 40], "second": 40}),
         ("at_once", "honest", {"told": [[2 * n] * 4 for n in (1, 2, 3)], "late": "late"}),
         ("dies_beside", "honest", {"fault": "crash", "values": [40] * 4}),
     ],

@@ -56,27 +56,6 @@ def test_restoring_overwrites_all_that_a_candidate_left() -> None:
     assert [t._version for t in after.values()] == versions
 
 
-def test_a_patch_changes_the_block_and_nothing_else() -> None:
-    arena = build_arena({"x": torch.zeros(4, 5), "z": torch.ones(3)}, {}, {}, random.Random(3))
-    held = BlockStore("cpu")
-    held.put("a", TensorBytes("uint8", (len(arena.data()),), arena.data()))
-    where = torch.tensor([3, 19])
-    to = torch.tensor([2.0, -1.0]).view(torch.int32)
-    held.patch("a", arena.slots[0], _array(where), _array(to))
-    held.restore("a")
-    wanted = torch.zeros(20)
-    wanted[where] = torch.tensor([2.0, -1.0])
-    assert torch.equal(held.views(arena.slots)["x"].reshape(-1), wanted)
-    arena.slots[0].view(arena.block).view(-1)[where] = torch.tensor([2.0, -1.0])
-    assert held.bytes().numpy().tobytes() == bytes(arena.data())
-
-
-def _array(tensor: Any) -> TensorBytes:
-    return TensorBytes(
-        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytearray(tensor.numpy().tobytes())
-    )
-
-
 # --- digests ---
 
 
@@ -257,7 +236,7 @@ import torch
 
 
 def later(y):
-    time.sleep(0.5)
+    time.sleep(0.1)
     y.view(-1)[3] += 0.25
 
 
@@ -275,14 +254,14 @@ def test_an_output_that_changes_before_it_is_read_shows(judging: SandboxLane, pa
         "swiglu": ("gate, up, y", "y.copy_(torch.sigmoid(gate.float()) * gate * up)", "return None"),
     }[pack.definition.name]
     source = LATE.format(**dict(zip(("arguments", "compute", "end"), parts, strict=True)))
-    result = launched(judging, pack, source, check=True, count=1, wait_s=1.5)
+    result = launched(judging, pack, source, check=True, count=1, wait_s=1.0)
     assert result["codes"] == [[]]
     assert result["checked"] == ["late_write"]
 
 
 def test_an_input_that_changes_before_it_is_read_shows(judging: SandboxLane) -> None:
     source = LATE.format(arguments="x", compute="y = x", end="return torch.softmax(x, -1)")
-    result = launched(judging, SOFTMAX, source, check=True, count=1, wait_s=1.5)
+    result = launched(judging, SOFTMAX, source, check=True, count=1, wait_s=1.0)
     assert result["codes"] == [[]]
     assert "mutated_input" in result["checked"]
 
