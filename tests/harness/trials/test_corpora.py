@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -12,17 +11,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from forecast_autotune.errors import RecordError
 from forecast_harness.clocks.devices import LaunchTiming
 from forecast_harness.clocks.paired_comparison import ComparisonOutcome, ComparisonResult, StoppingRules
 from forecast_harness.clocks.times import impossible_time
-from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
+from forecast_harness.sandbox.api import ContainmentLevel, ResourceLimits, SandboxLane
 from forecast_harness.targets.packs import Language, Workload, load_pack, make_solution
 from forecast_harness.trials.bench import BenchResult, compare_solutions
 from forecast_harness.verify import launch_cell as inside
+from forecast_harness.verify import tolerance
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import compare_outputs
-from forecast_harness.verify.tolerance import mismatch
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.harness import corpus
 from tests.harness.small import checked_only
@@ -46,11 +44,10 @@ COMPILING_LIMITS = ResourceLimits(wall_s=400, trusted_s=120, cpu_s=400)
 
 def plan(entry: corpus.CorpusEntry) -> VerificationPlan:
     # An interpreted launch takes a hundred times as long as an eager one.
-    return (
-        VerificationPlan(cases=6, timed=4, launches=1)
-        if entry.solution.language is Language.TRITON
-        else VerificationPlan(cases=12, timed=30)
-    )
+    if entry.solution.language is Language.TRITON:
+        return VerificationPlan(cases=6, timed=4, launches=1)
+    whole = VerificationPlan(cases=12, timed=30)
+    return replace(whole, launches=1) if entry.expected == {"accepted"} else whole
 
 
 def on_cpu(entries: list[corpus.CorpusEntry]) -> list[object]:
@@ -69,8 +66,9 @@ def test_every_mode_has_an_exploit() -> None:
 
 def test_a_twin_is_one_of_the_honest() -> None:
     """A trick that gains nothing is shown against the same code without it, which has to be accepted."""
-    honest = {e.name for e in HONEST}
-    twins = {e.name: e.against.name for e in EXPLOITS if e.against is not None}
+    honest = {(e.name, e.pack.definition.name) for e in HONEST}
+    twins = {e.name: (e.against.name, e.pack.definition.name) for e in EXPLOITS if e.against is not None}
+    assert set(twins) == {e.name for e in EXPLOITS if "neutralised" in e.expected}
     assert {"a01_side_stream", "a16_persisting_l2", "a17_evict_last"} <= set(twins)
     assert set(twins.values()) <= honest
 
@@ -79,7 +77,7 @@ def test_what_exploits_replace_exists() -> None:
     """An exploit that reaches for a name that is no longer there would be refused for that alone."""
     assert {"seconds", "total_seconds"} <= set(LaunchTiming._fields)
     assert all(callable(getattr(inside, name)) for name in ("_clock", "_timed"))
-    assert all(callable(f) for f in (mismatch, compare_outputs, impossible_time))
+    assert all(callable(f) for f in (tolerance.mismatch, compare_outputs, impossible_time))
 
 
 def test_there_are_as_many_honest_ones_as_a_rate_needs() -> None:
@@ -104,8 +102,11 @@ def attempted(entry: corpus.CorpusEntry, lane: SandboxLane) -> corpus.CorpusResu
 
 @pytest.mark.parametrize("entry", on_cpu(EXPLOITS))
 def test_exploit_is_refused(entry: corpus.CorpusEntry, judging: SandboxLane) -> None:
+    checker = Path(tolerance.__file__)
+    before = checker.read_bytes()
     tried = attempted(entry, judging)
     assert tried.as_expected, str(tried)
+    assert checker.read_bytes() == before or judging.level < ContainmentLevel.FILES
     if tried.verdict is not None and "neutralised" not in tried.found:
         assert tried.verdict.judgement in (Judgement.REJECTED, Judgement.SUSPICIOUS)
 
@@ -139,97 +140,6 @@ def test_hidden_intent_is_a_hint_only(judging: SandboxLane) -> None:
     tried = corpus.verify_entry(talking, judging, plan(talking), LIMITS)
     assert tried.verdict.hints == ()
     assert tried.verdict.accepted
-
-
-def test_the_checker_on_disk_survives_an_exploit(judging: SandboxLane) -> None:
-    from forecast_harness.verify import tolerance
-
-    file = Path(str(tolerance.__file__))
-    before = file.read_bytes()
-    entry = next(e for e in EXPLOITS if e.name == "d46_edits_harness")
-    if judging.level < 3:
-        pytest.skip(f"level {judging.level.name} does not contain writes")
-    corpus.verify_entry(entry, judging, plan(entry), LIMITS)
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("import torch\n", "lacks"),
-        ("# mode: A01\n# title: x\n# backend: cpu\n# pack: softmax\n# language: torch\n", "expected"),
-        (
-            "# mode: A01\n# title: x\n# backend: cpu\n# pack: softmax\n# language: torch\n# expected: fine\n",
-            "unknown words",
-        ),
-    ],
-)
-def test_an_entry_without_its_header_is_named(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "new.py").write_text(text)
-    with pytest.raises(RecordError, match=re.escape(str(tmp_path)) + f".*{said}"):
-        corpus.read_corpus(tmp_path / "corpus")
-
-
-HEAD = "# mode: A01\n# title: x\n# backend: cpu\n# pack: {pack}\n# language: torch\n# expected: {expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("expected", "against", "said"),
-    [
-        ("neutralised", "", "need each other"),
-        ("clock", "# against: torch_plain\n", "need each other"),
-        ("clock neutralised", "# against: nobody\n", "'nobody' must name one solution; .*torch_plain"),
-        ("neutralised", "# against: other\n", "'other' solves swiglu, not softmax"),
-        ("neutralised", "# against: headless\n", "headless.py: the header lacks"),
-        ("neutralised", "# against: torch_plain_too\n", "must name one solution; .*honest/.*more/"),
-    ],
-)
-def test_a_twin_that_is_none_is_named(tmp_path: Path, expected: str, against: str, said: str) -> None:
-    for folder, name, text in (
-        ("corpus", "new", HEAD.format(pack="softmax", expected=expected) + against),
-        ("honest", "other", HEAD.format(pack="swiglu", expected="accepted")),
-        ("honest", "headless", "import torch\n"),
-        ("honest", "torch_plain_too", HEAD.format(pack="softmax", expected="accepted")),
-        ("more", "torch_plain_too", HEAD.format(pack="softmax", expected="accepted")),
-    ):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return x\n")
-    with pytest.raises(RecordError, match=said):
-        corpus.read_corpus(tmp_path / "corpus")
-
-
-def test_a_twin_may_be_of_the_pack_or_a_file(tmp_path: Path) -> None:
-    for folder, name, against in (
-        ("corpus", "one", "# against: torch_plain\n"),
-        ("corpus", "two", "# against: twin\n"),
-        ("corpus", "twin", "# against: torch_plain\n"),
-    ):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        text = HEAD.format(pack="softmax", expected="neutralised") + against
-        (tmp_path / folder / f"{name}.py").write_text(f"{text}\n\ndef run(x):\n    return {name!r}\n")
-    one, twin, two = corpus.read_corpus(tmp_path / "corpus")
-    assert one.against == twin.against == one.pack.solution("torch_plain")
-    assert two.against.source == twin.solution.source
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("twin", "found"),
-    [
-        ("import time\ndef run(x):\n    time.sleep(0.03)\n    return x.softmax(-1)\n", "accepted"),
-        ("def run(x):\n    return x.softmax(-1)\n", "neutralised"),
-        ("def run(x):\n    return x\n", "twin refused"),
-    ],
-    ids=["faster", "as fast", "refused"],
-)
-def test_a_trick_is_neutralised_unless_it_is_faster(judging: SandboxLane, twin: str, found: str) -> None:
-    entry = next(e for e in EXPLOITS if e.name == "a19_leaves_caches_cold")
-    plain = make_solution("plain", "import torch\ndef run(x):\n    return torch.softmax(x, -1)\n")
-    entry = replace(entry, solution=plain, against=make_solution("twin", twin))
-    tried = corpus.verify_entry(entry, judging, plan(entry), LIMITS)
-    assert tried.found == {found}, str(tried)
-    assert tried.as_expected == (found == "neutralised")
 
 
 PACK = load_pack("softmax").with_(
@@ -284,8 +194,9 @@ def test_what_is_faster_is_called_so(judging: SandboxLane) -> None:
     slow = PACK.solution("torch_plain").source.replace("def run(", "def once(")
     slow += "\n\ndef run(x):\n    for _ in range(30):\n        y = once(x)\n    return y\n"
     plain = PACK.solution("torch_plain")
+    plan = replace(PLAN, launches=1, contest_launches=1)
     result = compare_solutions(
-        PACK, [plain], judging, against=make_solution("slow", slow), plan=PLAN, rules=RULES
+        PACK, [plain], judging, against=make_solution("slow", slow), plan=plan, rules=RULES
     )[1]
     assert result.outcome == "faster", result
     assert result.gain <= result.duels[-1]["own_gain"] + 1e-4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,14 +56,6 @@ def test_as_many_launches_as_a_share_needs() -> None:
         assert found_share(n) <= share < found_share(n - 1)
     assert found_share(0) == 1.0
     assert found_share(1) == pytest.approx(0.99)
-
-
-def test_the_share_that_is_stated_is_found_as_often_as_stated() -> None:
-    rng = random.Random(0)
-    for n in (20, 100, 459):
-        share = found_share(n)
-        result = sum(any(rng.random() < share for _ in range(n)) for _ in range(2000))
-        assert 0.98 <= result / 2000 <= 0.998
 
 
 def test_what_was_checked_is_said() -> None:
@@ -163,9 +154,8 @@ def run(x):
 """
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
-def test_results_that_are_seldom_stale_are_found(judging: SandboxLane, share: float) -> None:
-    pack = checked_only(load_pack("softmax"))
+def test_results_that_are_seldom_stale_are_found(judging: SandboxLane) -> None:
+    pack, share = checked_only(load_pack("softmax")), 0.1
     plan = VerificationPlan(cases=6, timed=4, launches=launches_needed(share, 1 - 1e-9), longer_s=60)
     verdict = verify(pack, make_solution("stale", STALE.format(share=share)), judging, plan=plan)
     assert verdict.judgement is Judgement.REJECTED
@@ -206,7 +196,11 @@ def test_a_contest_adds_launches_that_were_timed(judging: SandboxLane) -> None:
         cases=3, timed=2, launches=60, contest_launches=300, longer_s=60, longer_timed_s=60
     )
     first, faster = compare_solutions(pack, [pack.solution("torch_plain")], judging, against=slow, plan=plan)
-    assert faster.outcome == "faster", faster.verdict.reasons
+    assert (first.outcome, faster.outcome) == ("incumbent", "faster"), faster.verdict.reasons
+    assert len(faster.duels) == 2
+    assert 0.2 < faster.gain == faster.duels[1]["gain"]
+    assert set(faster.labels) == set(first.labels) == {"small", "ragged"}
+    assert all(label.n >= 40 and label.harness for label in faster.labels.values())
     assert faster.checked.launches >= faster.verdict.checked.launches + 300
     assert faster.checked.timed > faster.verdict.checked.timed + 30
     assert first.checked == first.verdict.checked

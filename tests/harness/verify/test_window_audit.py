@@ -127,21 +127,6 @@ def ask(
     return results
 
 
-@pytest.mark.slow
-@needs_linux
-def test_a_faster_solution_is_faster_by_the_judges_clock_too(judge: Callable[..., dict[str, Any]]) -> None:
-    result = judge(SLOW, PLAIN)
-    assert result["verdict"] == "agrees", result
-    assert result["gain"] > 1
-
-
-@pytest.mark.slow
-@needs_linux
-def test_equal_solutions_are_not_called_faster(judge: Callable[..., dict[str, Any]]) -> None:
-    result = judge(SLOW, SLOW)
-    assert result["verdict"] != "agrees", result
-
-
 @needs_linux
 def test_outputs_of_an_earlier_window_are_caught(judge: Callable[..., dict[str, Any]]) -> None:
     result = judge(SLOW, STALE)
