@@ -119,7 +119,7 @@ def test_inputs_that_a_program_has_spoilt_are_sent_again(runner: RunnerClient) -
 
 
 def test_many_calls_share_a_device(runner: RunnerClient) -> None:
-    calls = [SumCall(seed) for seed in range(20)]
+    calls = [SumCall(seed) for seed in range(8)]
     right = addition("right", honest(), COUNT)
     for call in [*calls, *reversed(calls)]:
         assert objection(runner, right, call) == ""

@@ -53,9 +53,9 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
     folder = tmp_path / "work"
     match = re.search(r"forecast-autotune improve (.*?)\n```", PAGE.read_text(), re.DOTALL)
     assert match is not None
-    status, printed, errors = improve(folder, "--json", *shlex.split(match[1].replace("\\\n", " ")))
+    status, output, errors = improve(folder, "--json", *shlex.split(match[1].replace("\\\n", " ")))
     assert status == 0, errors
-    told = json.loads(printed)
+    told = json.loads(output)
     parts = {p["name"]: p for p in told["parts"]}
     assert parts["double"]["reason"].startswith("it is not timed")
     assert told["held"] == ["__main__:norms"], (told, errors)
@@ -70,8 +70,8 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
     assert ran.returncode == 0, ran.stderr
     # What is proved is not proved again, and what is known needs no run.
     words = ["--json", "--device", "cpu", "--resume", "--out", "improve-program", "program.py"]
-    status, printed, errors = improve(folder, *words)
-    assert (status, json.loads(printed)["held"], "recording" in errors) == (0, told["held"], False)
+    status, output, errors = improve(folder, *words)
+    assert (status, json.loads(output)["held"], "recording" in errors) == (0, told["held"], False)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
 def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: str, said: str) -> None:
     (tmp_path / "program.py").write_text(source)
     options = ["--check", "__main__:fn"] if "--check" in source else []
-    status, printed, errors = improve(tmp_path, "--device", "cpu", *options, "program.py")
-    assert said in " ".join((printed + errors).split())
+    status, output, errors = improve(tmp_path, "--device", "cpu", *options, "program.py")
+    assert said in " ".join((output + errors).split())
     # What never began is not in the way of the next run.
     assert (tmp_path / "improve-program").exists() == (status == 0)
 

@@ -68,9 +68,9 @@ def test_a_script_of_two_kernels_is_improved_and_served(
     (tmp_path / "sources" / "plain" / "wider.py").write_text(WIDER)
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
     words = ["--json", "--seconds", "420", "--proposer", "recorded:sources", "--out", "out", "program.py"]
-    status, printed, errors = improve(tmp_path, *words)
+    status, output, errors = improve(tmp_path, *words)
     assert status == 0, errors
-    told = json.loads(printed)
+    told = json.loads(output)
     parts = {p["name"]: p for p in told["parts"]}
     assert told["steps"].endswith("launches that repeat"), told["steps"]
     assert (parts["tuned"]["calls"], parts["plain"]["calls"]) == (1.0, 1.0)

@@ -143,7 +143,7 @@ def asked(child: subprocess.Popen[bytes], number: int, method: str, **params: An
     write(child, json.dumps(line).encode() + b"\n")
 
 
-def answered(child: subprocess.Popen[bytes], number: int) -> bytes:
+def answer_line(child: subprocess.Popen[bytes], number: int) -> bytes:
     """The line that answers this question; what was said before it is left out."""
     assert child.stdout is not None
     while json.loads(line := child.stdout.readline()).get("id") != number:
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_or_falls_silent_loses_no_search_and_leaves_no_proc
 
     child = started(recorded)  # the search goes on
     asked(child, 2, "tools/call", name="statement", arguments={"kernel": KERNEL})
-    assert b"row.norm()" in answered(child, 2)
+    assert b"row.norm()" in answer_line(child, 2)
 
     async def talk(call: Callable[..., Awaitable[Any]]) -> None:
         assert "another server searches" in await call("statement", kernel=KERNEL)

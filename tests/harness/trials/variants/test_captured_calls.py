@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from forecast_autotune.commands import main
 from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records.captured_call import CapturedCall
@@ -361,18 +362,18 @@ def test_another_source_by_now_is_said(captured: Captured) -> None:
         UserKernel.of(f"{captured.folder / 'called_kernels.py'}:gather@123456abcdef", captured.store)
 
 
-def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(captured: Captured, tmp_path: Path) -> None:
+def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = f"{captured.folder / 'called_kernels.py'}:gather"
     wrong = tmp_path / "wrong.py"
     wrong.write_text(UserKernel.of(place).text.replace("tl.program_id(0)) * D", "0) * D"))
-    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(captured.folder / "store")}
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(captured.folder / "store"))
     for given, status, word in (([], 0, "accepted"), ([str(wrong)], 1, "rejected")):
-        command = f"{sys.executable} -m forecast_autotune verify --device cpu --cases 4 {place}".split()
-        done = subprocess.run(
-            [*command, *given], env=environment, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, word in done.stdout) == (status, True), done
-        assert "not varied: integers in index" in done.stdout
+        assert main(["verify", "--device", "cpu", "--cases", "4", place, *given]) == status
+        output = " ".join(capsys.readouterr().out.split())
+        assert word in output
+        assert "not varied: integers in index" in output
 
 
 @pytest.mark.gpu
