@@ -84,11 +84,14 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
         ("import os\nos._exit(0)\n", "left no recording: it ends by os._exit"),
     ],
 )
-def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: str, said: str) -> None:
+def test_a_program_with_nothing_to_improve_is_one_line(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(source)
     options = ["--check", "__main__:fn"] if "--check" in source else []
-    status, output, errors = improve(tmp_path, "--device", "cpu", *options, "program.py")
-    assert said in " ".join((output + errors).split())
+    status = main(["improve", "--device", "cpu", *options, "program.py"])
+    assert said in " ".join("".join(capsys.readouterr()).split())
     # What never began is not in the way of the next run.
     assert (tmp_path / "improve-program").exists() == (status == 0)
 
