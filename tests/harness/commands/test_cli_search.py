@@ -153,9 +153,9 @@ def test_one_command_from_nothing_to_a_result(
     folder = tmp_path / "search-swiglu"
     (folder / "lanes" / "0").mkdir(parents=True)  # as one leaves that is killed before it has begun
     (folder / "log.jsonl.lock").touch()
-    done = command("search", pack, *SMALL, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", pack, *SMALL, "--json"]) == 0
+    data = shown(capsys)
     assert data["folder"] == "search-swiglu"
     assert set(data["command_seconds"]) == {"opening", "searching", "closing"}
     assert data["measured"] == 2
@@ -169,7 +169,6 @@ def test_one_command_from_nothing_to_a_result(
     status = main(["verify", pack, str(folder / "best.py"), "--device", "cpu", "--json"])
     assert status == 0, capsys.readouterr()
 
-    monkeypatch.chdir(tmp_path)
     told = refused(capsys, pack, *SMALL)
     assert "search-swiglu holds a search already" in told
     assert "--resume" in told
