@@ -38,9 +38,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     path = folder / "module.py"
     path.write_text("import torch\n\n\ndef norms(x):\n    return torch.stack([row.norm() for row in x])\n")
-    x = Argument("x", "tensor", "float32", (256, 32), extra={"least": -4.0, "most": 4.0})
+    x = Argument("x", "tensor", "float32", (64, 32), extra={"least": -4.0, "most": 4.0})
     function = TorchFunction(
-        KERNEL, str(path), forms=(FunctionCall((x,), (Argument("y0", "tensor", "float32", (256,)),)),)
+        KERNEL, str(path), forms=(FunctionCall((x,), (Argument("y0", "tensor", "float32", (64,)),)),)
     )
     write_pack(function_pack(function), folder / "pack-norms")
     parts = (
