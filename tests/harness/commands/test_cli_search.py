@@ -197,7 +197,13 @@ def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path, pac
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     log = tmp_path / "mine" / "log.jsonl"
     try:
-        wait_until(lambda: log.is_file() and log.read_bytes().count(b'"type":"finished"') >= 2, seconds=600)
+        wait_until(
+            lambda: (
+                process.poll() is not None
+                or (log.is_file() and log.read_bytes().count(b'"type":"finished"') >= 2)
+            ),
+            seconds=600,
+        )
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=600)
     finally:
