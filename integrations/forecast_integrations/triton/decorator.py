@@ -26,12 +26,12 @@ from forecast_integrations.triton.variants.sources import VariantsArgument, Vari
 _TRITON_RUN = upstream.triton_run()
 
 
-def _expand(listed: Sequence[LaunchConfig], space: Space) -> list[LaunchConfig]:
+def _expand(user_configs: Sequence[LaunchConfig], space: Space) -> list[LaunchConfig]:
     """Return the user's list first, then the space."""
-    configs = list(listed)
-    for given in space.assignments():
-        launch = {name: given[name] for name in LAUNCH_OPTIONS}
-        meta = {name: value for name, value in given.items() if name not in launch}
+    configs = list(user_configs)
+    for assignment in space.assignments():
+        launch = {name: assignment[name] for name in LAUNCH_OPTIONS}
+        meta = {name: value for name, value in assignment.items() if name not in launch}
         configs.append(Config(meta, pre_hook=space.pre_hook, **launch))
     if not configs:
         raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
@@ -71,7 +71,7 @@ class ForecastAutotuner(Autotuner):
         self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
-            self._deferred = tuple(configs or ()), space
+            self._expansion = tuple(configs or ()), space
             del self.configs
 
     @property
@@ -86,7 +86,7 @@ class ForecastAutotuner(Autotuner):
     @cached_property  # from the second reading on a plain attribute, as each launch reads it
     def configs(self) -> Sequence[LaunchConfig]:
         """The candidates as a list; a `Space` is expanded when this is first read."""
-        return _expand(*self._deferred)
+        return _expand(*self._expansion)
 
     @property
     def decision(self) -> Decision | None:
@@ -200,7 +200,7 @@ def autotune(
     )
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
     VariantSources.of(variants)
-    wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
+    wide, own_configs = (configs, []) if isinstance(configs, Space) else (space, configs)
     if wide is not None and not isinstance(wide, Space):
         raise SettingsError(f"space= takes a Space, as Space({{'BLOCK': [64, 128]}}), not {wide!r:.80}")
 
@@ -208,7 +208,7 @@ def autotune(
         return ForecastAutotuner(
             fn,
             fn.arg_names,
-            listed,
+            own_configs,
             key,
             reset_to_zero,
             restore_value,

@@ -134,8 +134,8 @@ class DecoratorOptions:
             ("bucket", isinstance(self.bucket, str) or callable(self.bucket), "exact, pow2, or a function"),
         )
         for name, holds, form in rules:
-            if not holds and (given := getattr(self, name)) is not None:
-                raise SettingsError(f"{name}= takes {form}, not {given!r:.80}")
+            if not holds and (value := getattr(self, name)) is not None:
+                raise SettingsError(f"{name}= takes {form}, not {value!r:.80}")
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""
@@ -172,17 +172,17 @@ def default_surrogate() -> Surrogate:
 
 @dataclass
 class _KeyMiss:
-    """A key that is not decided, as it was met."""
+    """A call whose key is not decided."""
 
     key: Key
     call: KernelCall
     problem: Problem
-    mark: str
+    digest: str
     """Digest of the candidates."""
     settings: Settings
     store: Store
-    guarded: GuardedStore
-    captured: bool
+    guarded_store: GuardedStore
+    in_capture: bool
     """Whether it would be timed, were no graph being recorded."""
     begin: float = field(default_factory=time.perf_counter)
     measurer: tuple[TritonMeasurer, str] | None = None
@@ -205,26 +205,26 @@ class TuningEngine:
     """The latest decision, for `explain` and for users."""
     _kernel: Kernel | None = None
     _text: KernelText | None = None
-    _listed: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
+    _listing: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
     pending: dict[Key, PendingKey] = field(default_factory=dict)
     """Keys that are decided in the background."""
-    _captured: dict[Key, LaunchConfig] = field(default_factory=dict)
-    """Keys that were met undecided inside a capture, and what they are launched with there."""
-    _compiled: dict[str, set[Candidate]] = field(default_factory=dict)
+    _capture_configs: dict[Key, LaunchConfig] = field(default_factory=dict)
+    """Configs of keys that were undecided inside a CUDA graph's capture; they serve captures alone."""
+    _compilations: dict[str, set[Candidate]] = field(default_factory=dict)
     """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
-    _traced: dict[str, TracedTexts] = field(default_factory=dict)
+    _ttir_texts: dict[str, TracedTexts] = field(default_factory=dict)
     """TTIR texts by the kind of arguments, then by assignment."""
-    _untimed: dict[Key, _UntimedChoice] = field(default_factory=dict)
-    """What keys are launched with that nothing was timed for here: stored choices and forecasts."""
+    _choices: dict[Key, _UntimedChoice] = field(default_factory=dict)
+    """Choices by key that were not timed here: stored ones and forecasts."""
     _dots: dict[Hashable, Collection[str]] = field(default_factory=dict)
     """Names of the tensors that feed a dot, by dtypes and constants of a call."""
     dots: set[str] = field(default_factory=set)
     """Names of the tensors that feed a dot in any call so far, as far as TTIR was read."""
-    _struck: dict[str, list[Measurement]] = field(default_factory=dict)
-    """Failed launches of such choices, by problem."""
-    _unable: dict[Key, Exception] = field(default_factory=dict)
-    """The last errors of keys none of whose configs could be launched: Triton's own way is left."""
+    _launch_failures: dict[str, list[Measurement]] = field(default_factory=dict)
+    """Failed launches of untimed choices, by problem."""
+    _launch_errors: dict[Key, Exception] = field(default_factory=dict)
+    """The last error of each key none of whose configs could be launched; Triton's own benchmark decides it next."""
 
     def __post_init__(self) -> None:
         settings = self.options.settings()
@@ -235,13 +235,13 @@ class TuningEngine:
         """Whether a key may be served by another source than the tuner's own."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> TuningEngine:
-        """One for a copy of the tuner, with the same options: nothing is under way there."""
+        """Return an engine for a copy of the tuner, with the same options and no decision under way."""
         copy = TuningEngine(self.options)
         copy.last = self.last
         return copy
 
     def has_own_bucket(self) -> bool:
-        """Whether a function of the user's has a part in keys, whose errors are the user's to see."""
+        """Whether a function of the user's groups key values: its errors are raised."""
         return callable(self.options.bucket)
 
     def text(self, fn: KernelFunction) -> KernelText:
@@ -260,8 +260,8 @@ class TuningEngine:
         if (pending := self.pending.get(key)) is not None:
             is_launched = not kwargs.get("warmup")
             return BACKGROUND.config_for(pending, args, kwargs) if is_launched else pending.served_config
-        if key in self._captured and capturing_graph():
-            return self._captured[key]
+        if key in self._capture_configs and capturing_graph():
+            return self._capture_configs[key]
         with LOCK, inside_decision():
             if key in tuner.cache:  # another thread was faster
                 return tuner.cache[key]
@@ -270,21 +270,21 @@ class TuningEngine:
             self._running.on = True
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             pruned: list[LaunchConfig] = []
-            unable = self._unable.pop(key, None)
+            launch_error = self._launch_errors.pop(key, None)
             try:
                 pruned += describe.pruned_configs(tuner, kwargs)  # calls the user's functions, once
-                if unable is not None:
-                    return _triton_config(tuner, key, args, kwargs, unable, pruned)
+                if launch_error is not None:
+                    return _triton_config(tuner, key, args, kwargs, launch_error, pruned)
                 return self._resolve(tuner, key, args, kwargs, pruned)
             except Exception as error:
-                decided = key in tuner.cache or key in self.pending or key in self._captured
+                is_decided = key in tuner.cache or key in self.pending or key in self._capture_configs
                 if (
-                    not pruned or is_told_to_caller(error) or decided or unable
+                    not pruned or is_told_to_caller(error) or is_decided or launch_error
                 ):  # a function of the user's raised
                     raise
                 waits = self.options.settings().mode in TIMING_MODES
-                timed = waits and can_time(tuner) and not capturing_graph()
-                return _triton_config(tuner, key, args, kwargs, error, pruned if timed else pruned[:1])
+                may_time = waits and can_time(tuner) and not capturing_graph()
+                return _triton_config(tuner, key, args, kwargs, error, pruned if may_time else pruned[:1])
             finally:
                 tuner.nargs = None
                 self._running.on = False
@@ -304,7 +304,7 @@ class TuningEngine:
         if kwargs.get("warmup"):  # it compiles and launches nothing: there is nothing to time, or to decide
             return _config_to_compile(miss)
         # A user's own benchmark function may need every rank to call it.
-        job = None if own or miss.problem.id in self._struck else current_job(miss.settings)
+        job = None if own or miss.problem.id in self._launch_failures else current_job(miss.settings)
         if job is not None:
             miss.settings = share_of_cores(miss.settings)
         if decision_depth() > 1:
@@ -335,9 +335,9 @@ class TuningEngine:
             except FrozenMissError:
                 return _config_of_triton(tuner, key, pruned, error)
         config = self._serve(miss, decision)
-        self._untimed.pop(key, None)
+        self._choices.pop(key, None)
         if decision.evidence is not Evidence.MEASURED:
-            self._untimed[key] = (config, decision.chosen, lambda c: self._problem(c, key, pruned, own))
+            self._choices[key] = config, decision.chosen, lambda c: self._problem(c, key, pruned, own)
         return config
 
     def strikes(
@@ -349,48 +349,47 @@ class TuningEngine:
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> bool:
-        """Whether a config that could not be launched is struck, so that its key is decided anew.
+        """Strike a config that could not be launched, if nothing was timed for its key here; returns whether it did.
 
-        It is where nothing was timed for the key here, so that `triton.autotune` would have passed it over. What a
-        function of the user's has raised, or a device that is broken, is nobody's fault but theirs.
+        The key is then decided anew, as `triton.autotune` would have passed the config over. Errors of the user's
+        functions and of a broken device strike nothing.
         """
         _add_remedy(error)
-        choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
-        if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
+        entry, outcome = None if key is None else self._choices.get(key), outcome_of(error)
+        if entry is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
             return False
-        untimed, chosen, problem_of = choice
+        entry_config, choice, problem_of = entry
         functions = [kwargs.get("grid"), config.pre_hook]
         functions += [f for layer in heuristic_layers(tuner.fn) for f in layer.values()]
         of_user = is_of_caller(error) or not codes_in_traceback(error).isdisjoint(map(code_of, functions))
-        if untimed is not config or of_user or is_interpreted() or capturing_graph() or not is_alive():
+        if entry_config is not config or of_user or is_interpreted() or capturing_graph() or not is_alive():
             return False
         with LOCK:
             problem = problem_of(KernelCall(tuner, args, kwargs))
-            struck = self._struck.setdefault(problem.id, [])
-            if any(m.candidate == chosen for m in struck):  # by another thread, or there is nothing else
+            failures = self._launch_failures.setdefault(problem.id, [])
+            if any(m.candidate == choice for m in failures):  # by another thread, or there is nothing else
                 pending = self.pending.get(key)
                 if (tuner.cache.get(key) if pending is None else pending.served_config) is not config:
                     return True
                 if self.options.settings().mode not in (*TIMING_MODES, Mode.BACKGROUND):
                     return False
-                self._unable[key] = error
+                self._launch_errors[key] = error
                 tuner.cache.pop(key, None)
                 self.pending.pop(key, None)
-                self._untimed.pop(key, None)
+                self._choices.pop(key, None)
                 return True
             tuner.cache.pop(key, None)
             self.pending.pop(key, None)
-            kind, at = type(error).__name__, utc_now()
-            extra = {"message": f"{kind}: {error!s:.500}"}
-            struck.append(Measurement(problem.id, chosen, outcome, protocol="launch", at=at, extra=extra))
+            at, extra = utc_now(), {"message": f"{type(error).__name__}: {error!s:.500}"}
+            failures.append(Measurement(problem.id, choice, outcome, protocol="launch", at=at, extra=extra))
             if (settings := self.options.settings()).mode is not Mode.DETERMINISTIC:
                 store = GuardedStore(self.options.open_store(settings))
-                store.add(problem, struck[-1])
-                if (stored := store.decision(problem)) is not None and stored.chosen == chosen:
-                    why = f"struck: it could not be launched ({error!s:.300}); before: {stored.reason}"
-                    store.put_decision(problem, replace(stored, settings=STRUCK, reason=why))
+                store.add(problem, failures[-1])
+                if (decision := store.decision(problem)) is not None and decision.chosen == choice:
+                    why = f"struck: it could not be launched ({error!s:.300}); before: {decision.reason}"
+                    store.put_decision(problem, replace(decision, settings=STRUCK, reason=why))
             warnings.warn(
-                f"kernel {problem.kernel.name}: {chosen}, which was chosen without timing it here, cannot be launched "
+                f"kernel {problem.kernel.name}: {choice}, which was chosen without timing it here, cannot be launched "
                 f"({error!s:.200}): it is struck for this problem, which is decided anew",
                 stacklevel=3,
             )
@@ -402,16 +401,16 @@ class TuningEngine:
         store = self.options.open_store(settings)
         problem = self._problem(call, key, pruned, own)
         functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
-        configs, mark = self._candidates(pruned, functions)
+        configs, digest = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
-        timed = untimed_settings(settings, call.tuner)
-        settings = settings_in_capture(timed)
-        captured = settings.mode is not timed.mode
-        return _KeyMiss(key, call, problem, mark, settings, store, GuardedStore(store), captured)
+        plain_settings = untimed_settings(settings, call.tuner)
+        settings = settings_in_capture(plain_settings)
+        in_capture = settings.mode is not plain_settings.mode
+        return _KeyMiss(key, call, problem, digest, settings, store, GuardedStore(store), in_capture)
 
     def _decide_key(self, miss: _KeyMiss, job: Job | None) -> Decision:
         """Decide one key, with the other ranks of a job if there are any."""
-        task, kind, grids = self._task(miss.call, miss.problem, miss.mark, miss.settings)
+        task, kind, grids = self._task(miss.call, miss.problem, miss.digest, miss.settings)
         with contextlib.closing(grids):
             return tune_together(
                 task,
@@ -433,11 +432,11 @@ class TuningEngine:
             problem.id,
             workers=settings.worker_count(),
             timeout_s=settings.timeout_s,
-            guard=lambda c: contextlib.nullcontext() if bench else miss.guarded.watch(problem, c),
+            guard=lambda c: contextlib.nullcontext() if bench else miss.guarded_store.watch(problem, c),
             # `_bench` prints this line itself.
             say=lambda candidate: None if bench else print_timed_candidate(call, candidate),
             compiler=settings.compiler if compiles else "none",
-            compiled=[c for c in self._compiled.get(kind, ()) if c in call.configs],
+            compiled=[c for c in self._compilations.get(kind, ()) if c in call.configs],
             bench=bench,
             l2="warm" if L2 in options_of(problem) else "both" if settings.l2 == "both" else "cold",
             edge=0.0 if settings.mode is Mode.EXHAUSTIVE else NEGLIGIBLE_GAIN,
@@ -446,8 +445,8 @@ class TuningEngine:
         return measurer
 
     def _serve(self, miss: _KeyMiss, decision: Decision) -> LaunchConfig:
-        """Have what was decided launched, where it holds, and tell of it."""
-        key, call, problem, guarded = miss.key, miss.call, miss.problem, miss.guarded
+        """Return the config of a decision, set it for the calls that the decision holds for, and publish it."""
+        key, call, problem, guarded_store = miss.key, miss.call, miss.problem, miss.guarded_store
         raw = None
         if miss.measurer is not None:
             measurer, kind = miss.measurer
@@ -455,32 +454,32 @@ class TuningEngine:
             raw = measurer.raw
         self.last = decision
         for text in itertools.islice(
-            self._traced.get(describe.call_kind(problem, call.tuner.fn), {}).values(), 1
+            self._ttir_texts.get(describe.call_kind(problem, call.tuner.fn), {}).values(), 1
         ):
             with contextlib.suppress(FeatureError):
                 self.dots |= tensor_flows(text, problem.arguments).dots if "tt.dot" in text else set()
-        config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
+        config = launch_config(call, decision.chosen, lambda: guarded_store.measurements(problem))
         pending = miss.settings.mode is Mode.BACKGROUND
-        if not (pending or miss.captured) or _is_final(decision, guarded.decision(problem)):
+        if not (pending or miss.in_capture) or _is_final(decision, guarded_store.decision(problem)):
             call.tuner.cache[key] = config
-        elif miss.captured:
-            self._captured[key] = config  # in graphs alone: outside of a capture the key is tuned
+        elif miss.in_capture:
+            self._capture_configs[key] = config  # in graphs alone: outside of a capture the key is tuned
             note_capture_miss(problem, decision)
         else:
             self._decide_later(miss, decision, config)
         seconds = time.perf_counter() - miss.begin
         publish_decision(
-            call, key, config, guarded, problem, decision, raw, seconds, say=miss.settings.summary
+            call, key, config, guarded_store, problem, decision, raw, seconds, say=miss.settings.summary
         )
         if raw is not None:
             note_choice(miss.store, call, decision)
         return config
 
-    def _decide_later(self, miss: _KeyMiss, served: Decision, config: LaunchConfig) -> None:
+    def _decide_later(self, miss: _KeyMiss, decision: Decision, config: LaunchConfig) -> None:
         """Launch with `config` from now on, and have the key decided beside the program's own work."""
         key, call, problem = miss.key, miss.call, miss.problem
         try:
-            bare = stand_in_call(call, config)
+            stand_in = stand_in_call(call, config)
         except UncopyableArgumentsError as error:
             call.tuner.cache[key] = config
             warnings.warn(
@@ -490,35 +489,35 @@ class TuningEngine:
             )
             return
         kind = describe.call_kind(problem, call.tuner.fn)
-        known = TracedTexts(problem.arguments)
-        known.merge(self._traced.get(kind, known))
+        texts = TracedTexts(problem.arguments)
+        texts.merge(self._ttir_texts.get(kind, texts))
 
-        def hear(later: Decision, built: Collection[Candidate]) -> None:
-            self._note_compiled(kind, bare, built)
+        def hear(later: Decision, candidates: Collection[Candidate]) -> None:
+            self._note_compiled(kind, stand_in, candidates)
             self.last = later
 
-        decision = KeyDecision(
+        key_decision = KeyDecision(
             call.tuner,
             key,
             problem,
-            bare,
-            self._task(bare, problem, miss.mark, miss.settings, known)[0],
-            served.chosen,
+            stand_in,
+            self._task(stand_in, problem, miss.digest, miss.settings, texts)[0],
+            decision.chosen,
             miss.store,
-            miss.guarded,
+            miss.guarded_store,
             miss.settings,
             self._surrogate(),
             self.options.policy,
-            tuple(self._compiled.get(kind, ())),
+            tuple(self._compilations.get(kind, ())),
             hear,
         )
-        self.pending[key] = PendingKey(decision, config, self.pending)
+        self.pending[key] = PendingKey(key_decision, config, self.pending)
         BACKGROUND.add(self.pending[key], call.args, call.kwargs)
 
-    def _note_compiled(self, kind: str, call: KernelCall, built: Collection[Candidate]) -> None:
-        """Remember what this process has compiled, but for what depends on more of the call than its kind."""
-        again = {c for c in built if not call.depends_on_call(c)}
-        self._compiled[kind] = self._compiled.get(kind, set()) | again
+    def _note_compiled(self, kind: str, call: KernelCall, candidates: Collection[Candidate]) -> None:
+        """Remember the candidates that this process has compiled and that other calls of the kind can use."""
+        reusable = {c for c in candidates if not call.depends_on_call(c)}
+        self._compilations[kind] = self._compilations.get(kind, set()) | reusable
 
     def _surrogate(self) -> Surrogate:
         return self.options.surrogate or default_surrogate()
@@ -534,18 +533,18 @@ class TuningEngine:
     def _candidates(
         self, pruned: list[LaunchConfig], functions: Mapping[str, AlternativeKernel]
     ) -> tuple[dict[Candidate, LaunchConfig], str]:
-        # Configs are mutable: what they said when they were listed is compared, not their identity.
+        # Configs are mutable: their values are compared, not their identity.
         values = [(c, c.all_kwargs(), c.pre_hook) for c in pruned], list(functions.values())
-        if self._listed is None or self._listed[0] != values:
+        if self._listing is None or self._listing[0] != values:
             configs = describe.configs_by_candidate(pruned)
             if functions:
                 configs = add_variants(configs, functions)
-            self._listed = (values, configs, fingerprint(list(configs)))
-        return self._listed[1], self._listed[2]
+            self._listing = (values, configs, fingerprint(list(configs)))
+        return self._listing[1], self._listing[2]
 
     def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig], own: bool) -> Problem:
         self._kernel = self._kernel or describe.kernel_record(call.tuner.fn, self.text(call.tuner.fn))
-        fed = partial(self._dot_operands, call, pruned[0])
+        dot_operands = partial(self._dot_operands, call, pruned[0])
         # Addresses are in the arguments, as far as they count.
         key = tuple(part for part in key if not isinstance(part, InLine))
         return describe.describe(
@@ -556,47 +555,48 @@ class TuningEngine:
             call.grid,
             own,
             pruned,
-            fed,
+            dot_operands,
             self.options.settings().l2 == "warm",
         )
 
     def _dot_operands(
-        self, call: KernelCall, config: LaunchConfig, given: Sequence[Argument]
+        self, call: KernelCall, config: LaunchConfig, arguments: Sequence[Argument]
     ) -> Collection[str]:
         """Names of the tensors that feed a dot, by the TTIR of one config; all of them where that cannot be told."""
-        kind = tuple((a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None) for a in given)
+        kind = tuple((a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None) for a in arguments)
         if kind not in self._dots:
-            fed: Collection[str] = () if not self.text(call.tuner.fn).has_dot else {a.name for a in given}
+            has_dot = self.text(call.tuner.fn).has_dot
+            operands: Collection[str] = {a.name for a in arguments} if has_dot else ()
             with contextlib.suppress(FeatureError):
-                if fed and not is_interpreted():
+                if operands and not is_interpreted():
                     kwargs = {n: v for n, v in call.kwargs.items() if n not in ("grid", "warmup")}
                     text = trace(call.tuner.fn, call.args, kwargs, config.all_kwargs())
-                    fed = tensor_flows(text, given).dots
-            self._dots[kind] = fed
-            self.dots |= set(fed)
+                    operands = tensor_flows(text, arguments).dots
+            self._dots[kind] = operands
+            self.dots |= set(operands)
         return self._dots[kind]
 
     def _task(
         self,
         call: KernelCall,
         problem: Problem,
-        mark: str,
+        digest: str,
         settings: Settings,
-        known: TracedTexts | None = None,
+        texts: TracedTexts | None = None,
     ) -> tuple[TuningTask, str, LazyGrids]:
-        """The task, the kind of its arguments, and the grids, which hold on to the call until they are closed."""
-        tuner, named, grid = call.tuner, call.arguments(), call.grid
+        """Return the task, the kind of its arguments, and the grids, which keep the call alive until closed."""
+        tuner, arguments, grid = call.tuner, call.arguments(), call.grid
         kind = describe.call_kind(problem, tuner.fn)
-        if known is None:
-            known = self._traced.setdefault(kind, TracedTexts())
-        grids = LazyGrids(lambda: candidate_grids(call, grid, named))
+        if texts is None:
+            texts = self._ttir_texts.setdefault(kind, TracedTexts())
+        grids = LazyGrids(lambda: candidate_grids(call, grid, arguments))
         workers = 1 if settings.compiler == "threads" else settings.worker_count()  # one means no children
         if not is_interpreted():
             warn_early()
-        trace = None if is_interpreted() else ChildTracer(call, known, workers, problem, grids)
-        task = TuningTask(problem, CandidateList(call.configs), grids, trace, mark)
+        trace = None if is_interpreted() else ChildTracer(call, texts, workers, problem, grids)
+        task = TuningTask(problem, CandidateList(call.configs), grids, trace, digest)
         task.hears_failures = call.hears_failures()
-        task.struck = self._struck.get(problem.id, ())
+        task.struck = self._launch_failures.get(problem.id, ())
         task.why_untimed = why_untimed(tuner)
         sources = {"base": problem.kernel.source, **{n: f.source for n, f in call.functions.items()}}
         task.sources = {name: source for name, source in sources.items() if source}
@@ -604,9 +604,9 @@ class TuningEngine:
         return task, kind, grids
 
 
-def _is_final(served: Decision, kept: Decision | None) -> bool:
-    """Whether what is served was decided before, for the same candidates under the same settings."""
-    return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
+def _is_final(decision: Decision, stored: Decision | None) -> bool:
+    """Whether the stored decision has the same choice, and was made under the same settings."""
+    return stored is not None and stored.settings == decision.settings and stored.chosen == decision.chosen
 
 
 def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:
@@ -614,15 +614,15 @@ def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:
 
     None where it may not be launched again: it ended by a signal or a time-out, or for want of memory.
     """
-    rows = {m.candidate: m for m in miss.guarded.measurements(miss.problem)}
+    rows = {m.candidate: m for m in miss.guarded_store.measurements(miss.problem)}
     forgiven = {kind.__name__ for kind in forgiven_errors()}
     own = [c for c in miss.call.configs if c.variant not in miss.call.functions]
-    raised = {c: _raised(rows[c]) if c in rows else "untried" for c in own}
-    candidate = next((c for c in own if raised[c] not in forgiven), own[0])
-    return miss.call.configs[candidate] if raised[candidate] else None
+    error_types = {c: _error_type(rows[c]) if c in rows else "untried" for c in own}
+    candidate = next((c for c in own if error_types[c] not in forgiven), own[0])
+    return miss.call.configs[candidate] if error_types[candidate] else None
 
 
-def _raised(failure: Measurement) -> str:
+def _error_type(failure: Measurement) -> str:
     """The type of the exception that a candidate failed with; empty where it ended otherwise, or had no memory."""
     if failure.outcome is Outcome.OUT_OF_RESOURCES:
         return "OutOfResources"
@@ -643,17 +643,17 @@ def _config_of_triton(tuner: Any, key: Key, pruned: list[LaunchConfig], error: E
 
 
 def _is_of_guard(tuner: Tuner, error: Exception) -> bool:
-    """Whether somebody's function in place of Triton's `_bench` has raised it."""
+    """Whether a function that replaced Triton's `_bench` has raised the error."""
     return not is_of_triton(tuner._bench) and code_of(tuner._bench) in codes_in_traceback(error)
 
 
 def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
     """Return the config of a call that launches nothing: the stored choice, or the first one."""
-    call, guarded = miss.call, miss.guarded
-    stored = guarded.decision(miss.problem)
-    known = stored is not None and stored.settings != STRUCK and stored.chosen in call.configs
-    chosen = stored.chosen if stored is not None and known else next(iter(call.configs))
-    return launch_config(call, chosen, lambda: guarded.measurements(miss.problem))
+    call, guarded_store = miss.call, miss.guarded_store
+    stored = guarded_store.decision(miss.problem)
+    is_usable = stored is not None and stored.settings != STRUCK and stored.chosen in call.configs
+    chosen = stored.chosen if stored is not None and is_usable else next(iter(call.configs))
+    return launch_config(call, chosen, lambda: guarded_store.measurements(miss.problem))
 
 
 # --- a launch ---
@@ -670,7 +670,7 @@ def launch(
 ) -> object:
     """Launch a tuner's kernel with the config of this call's key, deciding it first on a miss.
 
-    `key` and `form` are for whoever knows them. Where every config fails, that raises what it would under Triton.
+    `key` and `form` spare their computation. Where every config fails, the launch raises as under Triton.
     """
     configs = tuner.configs
     if len(configs) > 1 or engine.has_variants:
@@ -717,12 +717,12 @@ def _launch(
         return launch_variant(tuner, config, args, kwargs, form)
     tuner.best_config = config
     if config.pre_hook is not None:
-        config.pre_hook({**_named(tuner, args, kwargs), **config.all_kwargs()})
+        config.pre_hook({**_arguments(tuner, args, kwargs), **config.all_kwargs()})
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
 def _add_remedy(error: Exception) -> None:
-    """Name what helps against an error of Triton's that no kernel has caused."""
+    """Add a remedy to an error of Triton's that no kernel has caused."""
     if "active drivers" in str(error):
         error.add_note(
             "no GPU is here: set TRITON_INTERPRET=1 before triton is imported, or launch within null_device()"
@@ -735,15 +735,15 @@ def _add_remedy(error: Exception) -> None:
         )
 
 
-# --- what a call gets where something of ours has failed: the key and the config that Triton would have chosen ---
+# --- after a failure of ours: the key and the config that Triton would have chosen ---
 
 
 def triton_key(tuner: Tuner, args: tuple[object, ...], kwargs: NamedArguments, error: Exception) -> Key:
     """The in-memory key of a call, made slowly as `triton.autotune` makes it."""
     _warn("key of a call", error, "using Triton's")
-    named = {k: v for k, v in _named(tuner, args, kwargs).items() if k in tuner.arg_names}
-    key = [named[name] for name in tuner.keys if name in named]
-    return (*key, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype")))
+    arguments = {k: v for k, v in _arguments(tuner, args, kwargs).items() if k in tuner.arg_names}
+    key = [arguments[name] for name in tuner.keys if name in arguments]
+    return (*key, *(str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")))
 
 
 def _triton_config(
@@ -754,7 +754,7 @@ def _triton_config(
     error: Exception,
     configs: Sequence[LaunchConfig],
 ) -> LaunchConfig:
-    """Time `configs` with Triton's own benchmark and take the fastest; one alone is taken as it is.
+    """Time `configs` with Triton's own benchmark and take the fastest; a single config is not timed.
 
     Also fills the tuner's public attributes. Errors of the user's own hooks and functions are raised.
     """
@@ -767,16 +767,16 @@ def _triton_config(
             _add_remedy(failure)
             raise
         best = min(timings, key=timings.__getitem__)
-        tuner.pre_hook({**_named(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
+        tuner.pre_hook({**_arguments(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
         tuner.configs_timings = timings
     _warn("tuner", error, how)  # not before: a call that is wrong in itself has failed by now
     tuner.cache[key] = best
     return best
 
 
-def _named(tuner: Tuner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+def _arguments(tuner: Tuner, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     return {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
 
 
-def _warn(what: str, error: Exception, remedy: str) -> None:
-    warnings.warn(f"the {what} failed ({error!r:.300}): {remedy}", stacklevel=3)
+def _warn(part: str, error: Exception, remedy: str) -> None:
+    warnings.warn(f"the {part} failed ({error!r:.300}): {remedy}", stacklevel=3)

@@ -286,7 +286,7 @@ def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
     timer, by = timer_of()
     looked_at(timer, by[1])
     replays, flushes = device.cuda.replays, device.flushes
-    timer._extend([], by[1], timer._recorded[by[1]], 5)
+    timer._extend([], by[1], timer._recordings[by[1]], 5)
     assert device.cuda.replays - replays == 5 * 8
     assert device.flushes - flushes == 5 * 8 + 2
 
@@ -430,7 +430,7 @@ def test_short_calls_are_recorded_and_told_apart(steady_device: SteppedDevice) -
     assert {fast.protocol, slow.protocol} == {RECORDED}
     assert fast.recordable
     assert not fast.host_bound
-    assert not timer._recorded, "graphs are gone"
+    assert not timer._recordings, "graphs are gone"
 
 
 def waiting(steady_device: SteppedDevice) -> None:
@@ -521,5 +521,5 @@ def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice
 
     with pytest.raises(ValueError, match="on purpose"):
         timer.time(fails, math.inf)
-    assert not timer._recorded
+    assert not timer._recordings
     assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED

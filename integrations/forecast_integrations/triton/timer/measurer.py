@@ -34,7 +34,7 @@ _LAUNCHING = ("kernel_call", KernelCall.launch_once.__name__)
 _MOST_WARM = 8
 """The fastest with a cold L2 that are timed with a warm one, too."""
 _DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "HIP error")
-"""In texts of errors that a device tells of later, to whoever waits for it."""
+"""Texts of asynchronous device errors, which a later wait raises."""
 
 
 class UserBenchmarkTimer:
@@ -47,9 +47,9 @@ class UserBenchmarkTimer:
         self.raw: dict[Candidate, Times] = {}
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """One call of the benchmark function is all there is; see `time_adaptively`.
+        """Call the benchmark function; `time_adaptively` returns its result.
 
-        Errors of its own, or of a hook, are for the caller to see.
+        Errors of the function or of a hook are marked as the caller's.
         """
         try:
             self._benchmark(candidate)
@@ -59,14 +59,14 @@ class UserBenchmarkTimer:
             raise
 
     def _is_of_launch(self, candidate: Candidate, error: Exception) -> bool:
-        """Whether the candidate failed, and not the function that times it: Triton forgives what does not fit."""
+        """Whether the candidate failed, and not the benchmark function: Triton forgives a config that does not fit."""
         if outcome_of(error) in (Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES):
             return True
         if any(text in str(error) for text in _DEVICE_ERRORS):
             return True
         codes = codes_in_traceback(error)
-        launched = any(code.co_name in _LAUNCHING for code in codes)
-        return launched and codes.isdisjoint(map(code_of, self._call.hooks(candidate)))
+        in_launch = any(code.co_name in _LAUNCHING for code in codes)
+        return in_launch and codes.isdisjoint(map(code_of, self._call.hooks(candidate)))
 
     def _benchmark(self, candidate: Candidate) -> None:
         call = self._call
@@ -90,29 +90,29 @@ class UserBenchmarkTimer:
         return values[:1]
 
     def stay_awake(self) -> None:
-        """Nothing: the function warms the device up itself, or means not to."""
+        """Do nothing: the benchmark function decides whether the device is warm."""
 
     def protocol_of(self, candidate: Candidate) -> str:
-        """The same for all: the function's work is not known."""
+        """Return the same protocol for all candidates."""
         return self.protocol
 
     def is_host_bound(self, candidate: Candidate) -> bool:
-        """Not known of a benchmark function."""
+        """Return False: a benchmark function does not report it."""
         return False
 
     def is_alive(self) -> bool:
-        """The benchmark function has its own view of the device."""
+        """Return True: the benchmark function judges the device itself."""
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the timer owns nothing."""
 
 
 class TritonMeasurer:
     """A `Measurer` for one call of a Triton kernel on the current device.
 
     `guard(candidate)` is entered around each candidate's first launch, where a bad kernel may hang
-    or kill the process; the store remembers whom it was watching.
+    or kill the process; the store remembers which candidate it was.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TritonMeasurer:
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
-        self._lost: str | None = None
+        self._loss: str | None = None
         self._pool: CompilePool | None = None
         if compiler != "none":
             self._pool = make_pool(call.compile, workers, timeout_s, compiler, call)
@@ -157,12 +157,12 @@ class TritonMeasurer:
         self._earlier = frozenset(compiled)
         self._ready = {c: CompileResult(c) for c in compiled}
         """Compiled ahead, not asked for yet."""
-        self._timed: dict[Candidate, float] = {}
-        """Median milliseconds of those that were right."""
+        self._median_ms: dict[Candidate, float] = {}
+        """Median milliseconds of candidates whose outputs were right."""
         own = timer is None and not bench
         self._outputs = OutputComparison(call) if own else None
-        self._struck: list[Measurement] = []
-        self._tried: set[Candidate] = set()
+        self._incorrect: list[Measurement] = []
+        self._attempts: set[Candidate] = set()
 
     @property
     def raw(self) -> dict[Candidate, Times]:
@@ -171,9 +171,9 @@ class TritonMeasurer:
 
     @property
     def built(self) -> set[Candidate]:
-        """Candidates this measurer knows to be compiled: timed, or ready to be. Asked after `close`."""
-        ahead = {c for c, done in self._ready.items() if done.outcome is None and not done.doubtful}
-        return ahead | self._timed.keys()
+        """Candidates that this measurer has timed, or that are compiled. Read after `close`."""
+        ahead = {c for c, result in self._ready.items() if result.outcome is None and not result.doubtful}
+        return ahead | self._median_ms.keys()
 
     @property
     def quiet(self) -> bool:
@@ -204,42 +204,42 @@ class TritonMeasurer:
         """Yield measurements in the order in which compilations finish; of what is ready, in the order given."""
         if self._pool is None:
             for candidate in candidates:
-                yield from self._measured(CompileResult(candidate))
+                yield from self._measurements(CompileResult(candidate))
                 self._check()
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
         ahead = prefetch if self._pool.quiet and not self._earlier.issuperset(candidates) else ()
         self._pool.schedule([c for c in (*candidates, *ahead) if c not in self._ready])
-        wanted = dict.fromkeys(candidates)
-        while wanted:
+        queue = dict.fromkeys(candidates)
+        while queue:
             if self._pool.quiet:
                 self._collect()
-            ready = [c for c in wanted if c in self._ready]
+            ready = [c for c in queue if c in self._ready]
             # Where compiling disturbs timing, everything is compiled before anything is timed.
-            if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
+            if not ready or (not self._pool.quiet and len(ready) < len(queue)):
                 if (result := self._pool.next(None if self.is_undecided else within_s)) is None:
                     return
                 _record_compilation(result)
                 self._ready[result.candidate] = result
                 continue
-            del wanted[ready[0]]
-            yield from self._measured(self._ready.pop(ready[0]))
+            del queue[ready[0]]
+            yield from self._measurements(self._ready.pop(ready[0]))
             self._check()
-            if not wanted and self.is_undecided:
-                others = (c for c in (*self._ready, *self._call.configs) if c not in self._tried)
-                wanted = dict.fromkeys(itertools.islice(others, 1))
-                self._pool.schedule([c for c in wanted if c not in self._ready])
+            if not queue and self.is_undecided:
+                untimed = (c for c in (*self._ready, *self._call.configs) if c not in self._attempts)
+                queue = dict.fromkeys(itertools.islice(untimed, 1))
+                self._pool.schedule([c for c in queue if c not in self._ready])
 
     def _collect(self) -> None:
-        """Take what has been compiled by now."""
+        """Collect the compilations that have ended."""
         if self._pool is not None:
-            for done in self._pool.done():
-                _record_compilation(done)
-                self._ready[done.candidate] = done
+            for result in self._pool.done():
+                _record_compilation(result)
+                self._ready[result.candidate] = result
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
-        """Time in turns. A user's own benchmark function has had its say: it is not called again."""
-        if isinstance(self._timer, UserBenchmarkTimer) or self._lost:
+        """Time candidates in turns; a user's own benchmark function is not called again."""
+        if isinstance(self._timer, UserBenchmarkTimer) or self._loss:
             return []
         begin = time.perf_counter()
         try:
@@ -269,8 +269,8 @@ class TritonMeasurer:
             self._timing_s += time.perf_counter() - begin
 
     def remark(self, chosen: Candidate, tolerance: float) -> str:
-        """A sentence for a decision that is to be known `both` ways: whether another config is faster in a warm L2."""
-        fast = sorted(self._timed, key=self._timed.__getitem__)[:_MOST_WARM]
+        """Return a sentence for a decision under l2='both': whether another config is faster in a warm L2."""
+        fast = sorted(self._median_ms, key=self._median_ms.__getitem__)[:_MOST_WARM]
         if not self._both or chosen not in fast or len(fast) < 2 or not self._call.fits_l2():
             return ""
         begin = time.perf_counter()
@@ -292,7 +292,7 @@ class TritonMeasurer:
         return MeasuringCost(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
 
     def close(self) -> None:
-        """Give up compilations nobody waits for, and free the flush buffer and the outputs."""
+        """Abandon compilations still running, and free the flush buffer and the outputs."""
         self._collect()
         if self._pool is not None:
             self._pool.close()
@@ -302,32 +302,32 @@ class TritonMeasurer:
     @property
     def is_undecided(self) -> bool:
         """Whether two configs compute different things, and a third one will be measured to tell which is right."""
-        untried = not self._tried.issuperset(self._call.configs)
-        return untried and self._outputs is not None and self._outputs.is_undecided
+        may_try_more = not self._attempts.issuperset(self._call.configs)
+        return may_try_more and self._outputs is not None and self._outputs.is_undecided
 
-    def _measured(self, compiled: CompileResult) -> list[Measurement]:
-        """Of a candidate, behind those that it shows to compute something else."""
-        self._tried.add(compiled.candidate)
-        with span("measure", candidate=compiled.candidate) as shown:
-            m = self._time(compiled)
-            shown.set(outcome=m.outcome, median_ms=m.median_ms, repeats=m.repeats)
-        struck, self._struck = self._struck, []
-        return [*struck, m]
+    def _measurements(self, compilation: CompileResult) -> list[Measurement]:
+        """Measure a candidate; the measurements of others that it proves incorrect precede its own."""
+        self._attempts.add(compilation.candidate)
+        with span("measure", candidate=compilation.candidate) as span_record:
+            m = self._time(compilation)
+            span_record.set(outcome=m.outcome, median_ms=m.median_ms, repeats=m.repeats)
+        incorrect, self._incorrect = self._incorrect, []
+        return [*incorrect, m]
 
-    def _time(self, compiled: CompileResult) -> Measurement:
-        candidate = compiled.candidate
-        seconds = compiled.seconds if self._pool is not None else None
-        if compiled.outcome is not None:
-            if compiled.raised and (
+    def _time(self, compilation: CompileResult) -> Measurement:
+        candidate = compilation.candidate
+        seconds = compilation.seconds if self._pool is not None else None
+        if compilation.outcome is not None:
+            if compilation.raised and (
                 self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)
             ):
                 self._repeat_failure(candidate)
-            return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
+            return self._no_time(candidate, compilation.outcome, seconds, {"message": compilation.message})
         self._say(candidate)
         facts: dict[str, object] = {}
         begin = time.perf_counter()
         try:
-            kernel = self._compiled(compiled)
+            kernel = self._compiled_kernel(compilation)
             if self._outputs is not None:
                 self._outputs.prepare(kernel)
             with self._guard(candidate):
@@ -335,30 +335,30 @@ class TritonMeasurer:
             facts = _facts(kernel)
             times = self._timer.time_adaptively(candidate, self._best_ms)
             ms = math.inf if times is None else statistics.median(times)
-            strange = {} if self._outputs is None else self._outputs.compare(candidate, ms)
+            outliers = {} if self._outputs is None else self._outputs.compare(candidate, ms)
         except Exception as error:
-            return self._failed(candidate, error, seconds, facts)
+            return self._failure(candidate, error, seconds, facts)
         finally:
             self._timing_s += time.perf_counter() - begin
         if times is None:
             message = "the benchmark function returned inf"
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
-        self._timed[candidate] = ms
-        for other, why in strange.items():
-            del self._timed[other]
-            self._struck.append(self._no_time(other, Outcome.INCORRECT, None, {"message": why}))
-        self._best_ms = min(self._timed.values(), default=math.inf)
-        # Its own time does not count where it is itself the one that is struck.
-        return self._struck.pop() if candidate in strange else self._ok(candidate, times, seconds, facts)
+        self._median_ms[candidate] = ms
+        for outlier, why in outliers.items():
+            del self._median_ms[outlier]
+            self._incorrect.append(self._no_time(outlier, Outcome.INCORRECT, None, {"message": why}))
+        self._best_ms = min(self._median_ms.values(), default=math.inf)
+        # An incorrect candidate's own time does not count.
+        return self._incorrect.pop() if candidate in outliers else self._ok(candidate, times, seconds, facts)
 
-    def _compiled(self, compiled: CompileResult) -> object:
-        """Triton's compiled kernel; None where it is to be had by a launch alone, which also says what is wrong."""
-        if self._pool is None or compiled.doubtful or not self._call.compiles_alone(compiled.candidate):
+    def _compiled_kernel(self, compilation: CompileResult) -> object:
+        """Return Triton's compiled kernel; None where only a launch can compile it, which also raises its errors."""
+        if self._pool is None or compilation.doubtful or not self._call.compiles_alone(compilation.candidate):
             return None
-        return self._call.compile(compiled.candidate)
+        return self._call.compile(compilation.candidate)
 
     def _repeat_failure(self, candidate: Candidate) -> None:
-        """Launch what failed to compile: the user's hooks or benchmark function hear of it, as under Triton."""
+        """Launch a candidate that failed to compile, for the user's hooks or benchmark function to see it fail."""
         try:
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
@@ -366,20 +366,20 @@ class TritonMeasurer:
             if is_of_caller(error):
                 raise
 
-    def _failed(
+    def _failure(
         self, candidate: Candidate, error: Exception, seconds: float | None, facts: dict[str, object]
     ) -> Measurement:
         outcome = Outcome.TIMEOUT if isinstance(error, LaunchTimeoutError) else outcome_of(error)
-        # A hook that meets a device which the launch before it broke has found nothing that is its own.
+        # A hook's error on a device that the launch before broke is not the hook's own.
         if self._call.is_of_heuristic(error):
             mark_of_caller(error)
         of_caller = is_of_caller(error) and (is_from_signal_handler(error) or self._timer.is_alive())
         if outcome is None or of_caller:
             raise error
         if outcome is Outcome.TIMEOUT:
-            self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
+            self._loss = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
         elif outcome is Outcome.RUNTIME_ERROR and not self._timer.is_alive():
-            self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
+            self._loss = f"{candidate} broke the device context ({str(error)[:200]})"
         message = f"{type(error).__name__}: {str(error)[:500]}"
         return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
 
@@ -407,22 +407,20 @@ class TritonMeasurer:
         if self._timer.is_host_bound(candidate):
             extra = {**extra, "host_bound": True}
         protocol = self._timer.protocol_of(candidate) + protocol_end
-        about = {"compile_s": seconds, "protocol": protocol, "extra": extra}
-        return Measurement.of_times(self._problem, candidate, times, **about)
+        fields = {"compile_s": seconds, "protocol": protocol, "extra": extra}
+        return Measurement.of_times(self._problem, candidate, times, **fields)
 
     def _check(self) -> None:
-        if self._lost:
+        if self._loss:
             raise DeviceLostError(
-                f"{self._lost}. This is recorded: restart the process and that config will be skipped"
+                f"{self._loss}. This is recorded: restart the process and that config will be skipped"
             )
 
 
-def _record_compilation(done: CompileResult) -> None:
-    if done.began_s is not None:
-        end = done.began_s + done.seconds
-        record(
-            "compile", "compile", done.began_s, end, candidate=done.candidate, outcome=done.outcome or "ok"
-        )
+def _record_compilation(result: CompileResult) -> None:
+    if result.began_s is not None:
+        begin, end, outcome = result.began_s, result.began_s + result.seconds, result.outcome or "ok"
+        record("compile", "compile", begin, end, candidate=result.candidate, outcome=outcome)
 
 
 def _facts(kernel: object) -> dict[str, object]:

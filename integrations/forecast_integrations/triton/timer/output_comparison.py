@@ -1,7 +1,7 @@
-"""Outputs of the configs that are timed anyway, compared: one that computes something else than all others is found.
+"""Comparison of the outputs of timed configs, to find one that computes something else than all others.
 
-Each is launched once more, on stand-ins for the tensors that it writes: the program's own are not touched. What is
-only written is filled with NaN before, so that a config which leaves something out shows, too.
+Each config is launched once more, on stand-ins for the tensors that it writes: the program's own are not touched.
+A stand-in that the kernel only writes is filled with NaN before, to reveal a config that leaves elements out.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     import torch
 
 MOST_BYTES = 256 << 20
-"""Storage of what a kernel writes, up to which it is compared: so much is filled and compared in about 1 ms."""
+"""Most bytes of written tensors that are compared: filling and comparing them takes about 1 ms."""
 _MOST_MS = 20.0
-"""Of a launch that is made once more: longer ones would be a good part of the timing."""
+"""Longest launch that is repeated for a comparison: a longer one would take a good part of the timing."""
 _CHUNK = 1 << 23
 """Elements that are compared at a time: their differences take memory of the program's."""
 _LEAST_TOLERANCE = 0.01
-"""Of the largest value: less may be another order of sums, TF32 or fp16 in between. Of integers, the share that may
-differ by more than one."""
+"""Share of the largest value: smaller differences may be another order of sums, TF32 or fp16 in between. Of integers,
+the share of elements that may differ by more than one."""
 _SCATTER = 8.0
-"""Times the difference among those that agree."""
+"""Multiple of the differences within a group that an outlier exceeds."""
 _MOST_ALONE = 1 / 3
-"""Share of the configs that may stand alone: if more do, each writes what its own blocks make of it."""
+"""Share of the configs that may stand alone: if more do, outputs depend on the config by design."""
 _MOST_AGREEMENTS = 4
 """Different results that are kept."""
 _BIT_LAUNCHES = 3
 """Launches whose outputs have the same bits each, before they count as a config's."""
 _UNWRITTEN = 113
-"""In integers before a launch."""
+"""Value of integers before a launch."""
 
 
 @dataclass(eq=False)
@@ -58,62 +58,62 @@ class _Agreement:
 
 
 class OutputComparison:
-    """The outputs of one call's candidates. Compares nothing where that would cost much, or hooks would hear of it."""
+    """Compares the outputs of one call's candidates, unless that would cost much or run a user's hooks."""
 
     def __init__(self, call: KernelCall) -> None:
-        self._call, self._own = call, call
+        self._call, self._stand_in_call = call, call
         self._outputs: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         """By name: the stand-in, and what it holds before a launch; None for NaN."""
         self._agreements: list[_Agreement] = []
         computes = getattr(triton.runtime.driver.active, "computes", True)  # a null device does not
-        hears = call.hears_failures() or any(c.pre_hook is not None for c in call.configs.values())
-        self._is_over = hears or not computes
+        has_hooks = call.hears_failures() or any(c.pre_hook is not None for c in call.configs.values())
+        self._is_over = has_hooks or not computes
 
     def prepare(self, kernel: object) -> None:
         """Make stand-ins, before the first launch of all; `kernel` is Triton's compiled one, if there is one."""
-        text = getattr(kernel, "asm", {}).get("ttir") if self._call is self._own else None
+        text = getattr(kernel, "asm", {}).get("ttir") if self._call is self._stand_in_call else None
         if self._is_over or not isinstance(text, str):
             return
         call = self._call
         try:
             flows = tensor_flows(text, call_arguments(call.tuner.fn, call.arguments()))
-            with _unseen():
+            with _without_dispatch_modes():
                 self._make(flows.written, flows.read)
-        except Exception:  # whatever it was: it is not the candidate's fault, and timing needs none of this
+        except Exception:  # not the candidate's fault, and timing does not need the comparison
             self._is_over = True
 
     def _make(self, written: Collection[str], read: Collection[str]) -> None:
-        named, copies = self._call.named_arguments(), StorageCopies(MOST_BYTES)
+        arguments, copies = self._call.named_arguments(), StorageCopies(MOST_BYTES)
         reset = set(self._call.tuner.reset_to_zero or ())
         if any("." in name for name in written):
             raise UncopyableArgumentsError("an output is a member of a tuple")
-        made = {name: converted(named[name], copies.tensor) for name in written}
-        for name, value in made.items():
+        stand_ins = {name: converted(arguments[name], copies.tensor) for name in written}
+        for name, value in stand_ins.items():
             stand_in = getattr(value, "base", value) if not hasattr(value, "data_ptr") else value
             before = stand_in.clone() if name in read else None
             self._outputs[name] = stand_in, before.zero_() if before is not None and name in reset else before
         names = self._call.tuner.arg_names
-        args = tuple(made.get(name, value) for name, value in zip(names, self._call.args, strict=False))
-        self._own = replace(
-            self._call, args=args, kwargs={n: made.get(n, v) for n, v in self._call.kwargs.items()}
+        args = tuple(stand_ins.get(name, value) for name, value in zip(names, self._call.args, strict=False))
+        self._stand_in_call = replace(
+            self._call, args=args, kwargs={n: stand_ins.get(n, v) for n, v in self._call.kwargs.items()}
         )
-        self._is_over = not made
+        self._is_over = not stand_ins
 
     @property
     def is_undecided(self) -> bool:
-        """Whether results differ and each stands alone: another config has to say which one is right."""
-        sizes = [len(one.members) for one in self._agreements]
+        """Whether results differ and each stands alone: only another config can show which one is right."""
+        sizes = [len(group.members) for group in self._agreements]
         return not self._is_over and len(sizes) > 1 == max(sizes)
 
     def compare(self, candidate: Candidate, ms: float) -> dict[Candidate, str]:
-        """Launch a candidate that has run, in `ms`; returns those that stand alone by now, with a sentence why."""
-        if self._is_over or self._own is self._call or ms > _MOST_MS:
+        """Launch a timed candidate, which took `ms`; returns the outliers so far, each with a reason."""
+        if self._is_over or self._stand_in_call is self._call or ms > _MOST_MS:
             return {}
         try:
-            with _unseen():
+            with _without_dispatch_modes():
                 is_first = not self._agreements
                 self._sort_in(candidate, self._launch(candidate))
-                # One that does not agree with itself says nothing of the others.
+                # A candidate that differs from itself is no reference.
                 if is_first and _distance(self._launch(candidate), self._agreements[0].outputs) > 1.0:
                     self._is_over = True
                 return self._alone()
@@ -126,9 +126,9 @@ class OutputComparison:
 
         None, with a sentence, where `before` differs from itself; the sentence alone says that nothing was compared.
         """
-        if self._own is self._call:
+        if self._stand_in_call is self._call:
             return before, "outputs of this call cannot be compared"
-        with _unseen():
+        with _without_dispatch_modes():
             outputs = [stand_in.clone() for stand_in in self._launch(before)]
             if not self._repeats(before, outputs):
                 return None, f"{before} differs from itself from launch to launch"
@@ -138,43 +138,43 @@ class OutputComparison:
         return all(all(map(_same_bits, self._launch(candidate), outputs)) for _ in range(_BIT_LAUNCHES))
 
     def _launch(self, candidate: Candidate) -> list[torch.Tensor]:
-        """The outputs of a launch, until the next one."""
+        """Return the outputs of a launch, valid until the next one."""
         import torch
 
         for stand_in, before in self._outputs.values():
             whole = not (stand_in.is_floating_point() or stand_in.is_complex())
             stand_in.fill_(_UNWRITTEN if whole else math.nan) if before is None else stand_in.copy_(before)
-        self._own.launcher(candidate)()
-        return [torch.view_as_real(one) if one.is_complex() else one for one, _ in self._outputs.values()]
+        self._stand_in_call.launcher(candidate)()
+        return [torch.view_as_real(t) if t.is_complex() else t for t, _ in self._outputs.values()]
 
     def _sort_in(self, candidate: Candidate, outputs: list[torch.Tensor]) -> None:
-        for one in self._agreements:
-            if (distance := _distance(outputs, one.outputs)) <= 1.0:
-                one.members.append(candidate)
-                one.scatter = max(one.scatter, distance)
+        for group in self._agreements:
+            if (distance := _distance(outputs, group.outputs)) <= 1.0:
+                group.members.append(candidate)
+                group.scatter = max(group.scatter, distance)
                 return
         self._agreements.append(_Agreement([output.clone() for output in outputs], [candidate]))
         self._is_over = self._is_over or len(self._agreements) > _MOST_AGREEMENTS
 
     def _alone(self) -> dict[Candidate, str]:
-        most = max(self._agreements, key=lambda one: len(one.members))
-        alone = [one for one in self._agreements if len(one.members) == 1]
-        count = sum(len(one.members) for one in self._agreements)
-        if len(most.members) < 2 or len(alone) > _MOST_ALONE * count:
+        main = max(self._agreements, key=lambda group: len(group.members))
+        alone = [group for group in self._agreements if len(group.members) == 1]
+        count = sum(len(group.members) for group in self._agreements)
+        if len(main.members) < 2 or len(alone) > _MOST_ALONE * count:
             return {}
-        strange: dict[Candidate, str] = {}
-        for one in alone:
-            candidate, distance = one.members[0], _distance(one.outputs, most.outputs)
+        outliers: dict[Candidate, str] = {}
+        for group in alone:
+            candidate, distance = group.members[0], _distance(group.outputs, main.outputs)
             elsewhere = math.isinf(distance)
-            if distance <= _SCATTER * most.scatter or (elsewhere and not _vary(candidate, most.members)):
+            if distance <= _SCATTER * main.scatter or (elsewhere and not _vary(candidate, main.members)):
                 continue
-            share = 100 * distance * _tolerance(one.outputs[0].dtype)
-            shown = "are at other places" if elsewhere else f"differ by {share:.3g} %"
-            strange[candidate] = (
-                f"it computes something else than {len(most.members)} other configs: its outputs {shown}"
+            share = 100 * distance * _tolerance(group.outputs[0].dtype)
+            deviation = "are at other places" if elsewhere else f"differ by {share:.3g} %"
+            outliers[candidate] = (
+                f"it computes something else than {len(main.members)} other configs: its outputs {deviation}"
             )
-            self._agreements.remove(one)
-        return strange
+            self._agreements.remove(group)
+        return outliers
 
 
 def _distance(outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
@@ -182,20 +182,20 @@ def _distance(outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     return max(map(_difference, outputs, others))
 
 
-def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     import torch
 
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[mine.element_size()]
-    return not _gap(mine.view(whole), theirs.view(whole))
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return not _gap(a.view(whole), b.view(whole))
 
 
-def _gap(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
     """The largest difference of two elements; NaN or infinite where one of them is.
 
     Two operations: torch loads a module of some 40 MB in 20 ms at the first use of each, and programs subtract, too,
     while a flush takes smallest and largest values, too.
     """
-    return _largest(x - y for x, y in zip(_chunks(mine), _chunks(theirs), strict=True))
+    return _largest(x - y for x, y in zip(_chunks(a), _chunks(b), strict=True))
 
 
 def _chunks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -210,15 +210,15 @@ def _largest(parts: Iterable[torch.Tensor]) -> float:
     return math.nan if any(map(math.isnan, ends)) else max(ends, default=0.0)
 
 
-def _unseen() -> Any:
-    """No dispatch mode of the caller sees our operations, which are none of the program's."""
+def _without_dispatch_modes() -> Any:
+    """Hide our operations from the caller's dispatch modes: they are none of the program's."""
     import torch
 
     return torch._C._DisableTorchDispatch()
 
 
 def _vary(candidate: Candidate, others: Collection[Candidate]) -> bool:
-    """Whether others that agree differ in every parameter that the candidate has another value of than they have."""
+    """Whether the others vary in every parameter whose value is the candidate's alone."""
     values: dict[str, set[object]] = {}
     for other in others:
         for name, value in other.config.kwargs:
@@ -229,24 +229,24 @@ def _vary(candidate: Candidate, others: Collection[Candidate]) -> bool:
     )
 
 
-def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The difference of two outputs in tolerances, beyond one where something is left out of an equal rest.
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the difference of two outputs in tolerances; more than one where `a` lacks elements and equals the rest.
 
-    Infinite where an element is finite here alone, or something is left out and the rest is another one.
+    Infinite where an element is finite in `a` alone, or where `a` lacks elements and differs in the rest.
     """
     import torch
 
-    if _same_bits(mine, theirs):
+    if _same_bits(a, b):
         return 0.0
-    tolerance, count, absent, added = _tolerance(mine.dtype), mine.numel(), 0, 0
-    if not mine.is_floating_point():
-        return float(((mine.double() - theirs.double()).abs() > 1).sum()) / count / tolerance
-    if mine.element_size() == 1:
-        mine, theirs = mine.float(), theirs.float()
-    if math.isfinite(gap := _gap(mine, theirs)):
-        return gap / max(_largest(_chunks(mine)), _largest(_chunks(theirs)), 1e-300) / tolerance
-    gap, scale, wide = 0.0, 1e-300, torch.promote_types(mine.dtype, torch.float32)
-    for x, y in zip(_chunks(mine), _chunks(theirs), strict=True):
+    tolerance, count, absent, added = _tolerance(a.dtype), a.numel(), 0, 0
+    if not a.is_floating_point():
+        return float(((a.double() - b.double()).abs() > 1).sum()) / count / tolerance
+    if a.element_size() == 1:
+        a, b = a.float(), b.float()
+    if math.isfinite(gap := _gap(a, b)):
+        return gap / max(_largest(_chunks(a)), _largest(_chunks(b)), 1e-300) / tolerance
+    gap, scale, wide = 0.0, 1e-300, torch.promote_types(a.dtype, torch.float32)
+    for x, y in zip(_chunks(a), _chunks(b), strict=True):
         here, there = x.isfinite(), y.isfinite()
         absent, added = absent + int((there & ~here).sum()), added + int((here & ~there).sum())
         x, y = (v.to(wide).where(here & there, 0.0) for v in (x, y))

@@ -67,7 +67,7 @@ def keep_busy(step: Callable[[], object], wait: Callable[[], object], seconds: f
 
 
 def warm_up_cuda() -> None:
-    """The same for the current CUDA device, in the middle of a compilation; nothing where none is in use."""
+    """Keep the current CUDA device busy for a moment, also during a compilation; do nothing where none is in use."""
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -89,9 +89,9 @@ def prompt_turns() -> AbstractContextManager[None]:
 
 
 _CLEAR_ERRORS = 2.0
-"""Standard errors by which one has to be behind another to be told from it."""
+"""Standard errors by which a median has to be larger than another to count as larger."""
 _SAME = 0.004
-"""Share of the fastest's time below which a difference does not matter: a fraction of what do_bench moves by."""
+"""Share of the fastest's time below which a difference does not matter: a fraction of do_bench's own scatter."""
 _EDGE_ERRORS, _EDGE_TURNS, _PATIENCE = 1.5, 1 / 8, 6
 """The same where a class's first is looked for, after all rounds; share of these after which it may be known, and the
 most in multiples."""
@@ -100,31 +100,31 @@ most in multiples."""
 def contenders(
     times: Sequence[Sequence[float]], edge: float = 0.0, clear: float = _CLEAR_ERRORS
 ) -> list[int]:
-    """Return the indices of those whose place more times may yet change; none where none may.
+    """Return the indices of candidates whose rank more times may change; none where the choice is clear.
 
-    The first is looked for that is behind none of the others by more than the share `edge` (by `LOOK_ERROR_MS` where
-    that is more, up to twice the share): those after one that surely is not do not matter. Without an edge that is the
-    fastest, and what is as fast as far as it matters does not matter.
-    `clear` is how many standard errors tell. That of a median is 1.25 sd / sqrt(n), with the sd of the middle 80 %,
-    which strays do not reach, at 2.56 sd of a normal distribution.
+    The choice is the first candidate that is slower than no other by more than the share `edge` (by `LOOK_ERROR_MS`
+    where that is more, up to twice the share); candidates after a clear choice do not matter. Without an edge the
+    choice is the fastest, and differences below `_SAME` do not matter.
+    `clear` is the number of standard errors that makes a difference clear. The error of a median is 1.25 sd / sqrt(n);
+    the sd is the width of the middle 80 %, which strays do not reach, over 2.56 as in a normal distribution.
     """
     medians = [statistics.median(t) for t in times]
     errors = [_error_of_median(t) for t in times]
-    open_ones: set[int] = set()
+    undecided: set[int] = set()
     for i, (median, error) in enumerate(zip(medians, errors, strict=True)):
         near = []
-        for j, (other, other_error) in enumerate(zip(medians, errors, strict=True)):
-            lead = min(max(edge * other, LOOK_ERROR_MS), 2.0 * edge * other)
-            behind, unsure = median - other - lead, clear * math.hypot(error, other_error)
+        for j, (other_median, other_error) in enumerate(zip(medians, errors, strict=True)):
+            lead = min(max(edge * other_median, LOOK_ERROR_MS), 2.0 * edge * other_median)
+            behind, unsure = median - other_median - lead, clear * math.hypot(error, other_error)
             if behind > unsure:
                 break
-            if i != j and behind >= -unsure and (edge or unsure > _SAME * other):
+            if i != j and behind >= -unsure and (edge or unsure > _SAME * other_median):
                 near.append(j)
         else:
             if not near:
                 break
-            open_ones.update([i, *near])
-    return sorted(open_ones)
+            undecided.update([i, *near])
+    return sorted(undecided)
 
 
 def rounds_of(slowest_ms: float, ways: int, compare_ms: float) -> int:
@@ -140,17 +140,18 @@ def rounds_in_turns(
 
     Only `contenders` have all `rounds`; with an `edge`, `_PATIENCE` times as many where that is what it takes.
     """
-    part = max(_FEWEST_TURNS, math.ceil(rounds * (_EDGE_TURNS if edge else _TURNS)))
+    step = max(_FEWEST_TURNS, math.ceil(rounds * (_EDGE_TURNS if edge else _TURNS)))
     if even:
-        rounds, part = rounds + rounds % 2, part + part % 2
+        rounds, step = rounds + rounds % 2, step + step % 2
     times: list[list[float]] = [[] for _ in range(count)]
-    left, done, most = list(range(count)), 0, rounds * (_PATIENCE if edge else 1)
-    while left and done < most:
-        for i, new in zip(left, more(left, min(part, most - done)), strict=True):
+    indices, rounds_done, most = list(range(count)), 0, rounds * (_PATIENCE if edge else 1)
+    while indices and rounds_done < most:
+        for i, new in zip(indices, more(indices, min(step, most - rounds_done)), strict=True):
             times[i] += new
-        done += part
-        # An early end needs more: who looks often is misled often.
-        left = contenders(times, edge, _EDGE_ERRORS * math.sqrt(rounds / done) if edge else _CLEAR_ERRORS)
+        rounds_done += step
+        # An early end needs more standard errors: frequent looks are more often misled.
+        clear = _EDGE_ERRORS * math.sqrt(rounds / rounds_done) if edge else _CLEAR_ERRORS
+        indices = contenders(times, edge, clear)
     return times
 
 
@@ -206,9 +207,9 @@ class ShortLaunchRecorder:
         return launches
 
     def record_allocating(self, call: Callable[[], object]) -> list[TimedLaunch] | None:
-        """The same of a call that may take memory: its graphs have a pool of their own, which goes with them.
+        """Record a call that may allocate memory: its graphs have a pool of their own, which is freed with them.
 
-        None where it cannot be recorded; then the process is as it was. Raises RuntimeError where it is not.
+        None where it cannot be recorded; then the process is as before. Raises RuntimeError where it is not.
         """
         pool = self._interface.graph_pool_handle()
         with self._interface.stream(self.stream):
@@ -220,18 +221,18 @@ class ShortLaunchRecorder:
             return None
 
     def _put_right(self, pool: Any) -> None:
-        """Take back what a recording left that could not be ended. Raises RuntimeError where that fails.
+        """Undo the effects of a recording that could not be ended. Raises RuntimeError where that fails.
 
-        The allocator believes that it goes on, and would refuse to give memory back; before torch 2.13 the random
+        The allocator still counts as recording, and would refuse to free memory; before torch 2.13 the random
         generator does so, too, until another recording ends well.
         """
         with suppress(RuntimeError):
-            self._interface._sleep(1)  # hears of an error that the library has not asked for
+            self._interface._sleep(1)  # raises an error that is still pending
         memory: Any = getattr(self._interface, "memory", None)
         end, release = (getattr(memory, n, None) for n in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
         if end is not None and release is not None:
             device = self._interface.current_device()
-            with suppress(RuntimeError):  # it is not, where the recording could be ended
+            with suppress(RuntimeError):  # where the recording could be ended, there is nothing to end
                 end(device, pool)
                 release(device, pool)
         self._interface.synchronize()
@@ -240,33 +241,33 @@ class ShortLaunchRecorder:
 
 _RECORDERS: WeakKeyDictionary[Any, dict[int, ShortLaunchRecorder | None]] = WeakKeyDictionary()
 """By driver and device of this process; None for one that cannot record, or once failed to."""
-_NEEDED = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle", "_sleep")
+_GRAPH_MEMBERS = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle", "_sleep")
 
 
 def _may_be_recorded(call: KernelCall, candidate: Candidate) -> bool:
-    """Whether nobody but the tuner itself does anything at a launch."""
+    """Whether a launch runs no hooks but the tuner's own."""
     import triton
 
     tuner = call.tuner
-    hooked = call.configs[candidate].pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook
-    return not (hooked or candidate.variant in call.functions or _has_launch_hooks(triton))
+    hooks = call.configs[candidate].pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook
+    return not (hooks or candidate.variant in call.functions or _has_launch_hooks(triton))
 
 
 def _bare_launch(call: KernelCall, candidate: Candidate) -> Callable[[], object] | None:
-    """A launch that asks the device for nothing; it is made once to see whether it is one."""
+    """A launch that only queues the kernel, after one trial launch; None where a launch does more, or may."""
     from triton.runtime.autotuner import Heuristics
     from triton.runtime.jit import JITFunction
 
     function: Any = call.function(candidate)
     keywords = call.launch_keywords(candidate)
     while isinstance(function, Heuristics):  # they may read tensors
-        named = dict(zip(function.arg_names, call.args, strict=False))
+        arguments = dict(zip(function.arg_names, call.args, strict=False))
         for name, value in function.values.items():
-            keywords[name] = value({**named, **keywords})
+            keywords[name] = value({**arguments, **keywords})
         function = function.fn
     if not isinstance(function, JITFunction) or getattr(function, "pre_run_hooks", None):
         return None
-    grid = _RememberedGrid(keywords["grid"])
+    grid = _CachedGrid(keywords["grid"])
     keywords["grid"] = grid if callable(keywords["grid"]) else keywords["grid"]
 
     def launch() -> object:
@@ -277,20 +278,20 @@ def _bare_launch(call: KernelCall, candidate: Candidate) -> Callable[[], object]
     return None if metadata is None or takes_memory else launch
 
 
-class _RememberedGrid:
+class _CachedGrid:
     """A user's function for the grid, called once: it may read tensors."""
 
-    def __init__(self, given: Any) -> None:
-        self._given, self._found = given, None
+    def __init__(self, function: Any) -> None:
+        self._function, self._grid = function, None
 
     def __call__(self, meta: Any) -> Any:
-        if self._found is None:
-            self._found = self._given(meta)
-        return self._found
+        if self._grid is None:
+            self._grid = self._function(meta)
+        return self._grid
 
 
 def _has_launch_hooks(triton: Any) -> bool:
-    """Whether anybody listens to launches, a profiler for instance. Triton has a chain of them since 3.4."""
+    """Whether a profiler, say, has a hook at launches. Triton has a chain of them since 3.4."""
     runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
     hooks = [getattr(runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
     return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
@@ -306,7 +307,7 @@ a replay of 5 us takes 56 us with it instead of 86. Launches by the host are que
 _FLUSH_MS = 0.08
 """Time to flush 256 MB on a fast card."""
 _HOST_CYCLES = 120_000
-"""Of a pause that is as long as a flush."""
+"""Cycles of a pause that is as long as a flush."""
 _HUNGRY_MS, _HOT_S = 0.1, 0.1
 """Launches of so many ms or more are slower, if the program kept the device busy so many seconds ago, by more than
 finalists may be: an H200's by 22 % after 10 ms, 16 % after 30 and 4.5 % after 60 to 100."""
@@ -335,11 +336,11 @@ _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 
 
 def _no_pause(cycles: int) -> None:
-    """Of a device that cannot pause."""
+    """The pause of a device that has none."""
 
 
 class LaunchTimeoutError(TimeoutError):
-    """The device gave no answer in time: it is still held."""
+    """The device gave no answer in time: the launch still occupies it."""
 
 
 def l2_flush(active: Any) -> Callable[[], object]:
@@ -348,19 +349,19 @@ def l2_flush(active: Any) -> Callable[[], object]:
 
 
 def l2_flushes(active: Any) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The same, and one that reads no more than empties the L2; both are one where another cache is behind it (AMD)."""
+    """`l2_flush`, and one that reads just enough to empty the L2; the same twice where a cache is behind it (AMD)."""
     import torch
 
     buffer = active.get_empty_cache_for_benchmark()
     if not is_tensor(buffer):
-        # It belongs to a device that is not there, which is asked to clear it.
+        # The buffer of a null device, which clears it itself.
         return (partial(active.clear_cache, buffer),) * 2
-    whole: Any = buffer
-    flush, l2_bytes = reading_flush(torch, whole), 0
-    if whole.is_cuda and torch.version.hip is None:
+    tensor: Any = buffer
+    flush, l2_bytes = reading_flush(torch, tensor), 0
+    if tensor.is_cuda and torch.version.hip is None:
         l2_bytes = current_device().l2_bytes
-    some = _L2_FACTOR * l2_bytes // whole.element_size()
-    return flush, reading_flush(torch, whole[:some]) if 0 < some < len(whole) else flush
+    count = _L2_FACTOR * l2_bytes // tensor.element_size()
+    return flush, reading_flush(torch, tensor[:count]) if 0 < count < len(tensor) else flush
 
 
 def is_idle(interface: Any) -> bool:
@@ -403,23 +404,23 @@ class LaunchTimer:
         (self._flush, self._replay_flush), cache_state = self._flusher(driver)
         self._warm, cache_state = warm, "l2warm" if warm else cache_state
         self.protocol = f"events-{cache_state}-3"
-        """How launches are timed that are not recorded."""
+        """The protocol of launches that are not recorded."""
         self._recorded_protocol = f"graph-{cache_state}-{3 if warm else 2}"
         self._estimates: dict[Candidate, float] = {}
         """Milliseconds of one launch, roughly."""
         self._first_ms: dict[Candidate, float] = {}
         self._protocols: dict[Candidate, str] = {}
         self._host_bound: set[Candidate] = set()
-        self._recorded: dict[Candidate, list[TimedLaunch]] = {}
+        self._recordings: dict[Candidate, list[TimedLaunch]] = {}
         """The recordings of contenders: their finals replay the same graphs."""
         self._flushes = {False: 1, True: 1}
         """Before a launch by the host, and before a replay."""
         self._device = int(driver.active.get_current_device())
         self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
         self._busy = self._last_busy.get(self._device, -math.inf)
-        """When the device was last seen at work, by `time.perf_counter`; at first by an earlier timer."""
+        """Time of the device's last known work, by `time.perf_counter`; at first from an earlier timer."""
         self._hot_until = time.perf_counter() + _HOT_S if is_idle(self._interface) else math.inf
-        """When what the program has run before is of no matter; that it still runs shows in the first wait for it."""
+        """Time after which the program's earlier launches do not matter; a launch still running shows in `first`."""
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
 
@@ -433,11 +434,11 @@ class LaunchTimer:
             return (lambda: None, lambda: None), "noflush"
 
     def protocol_of(self, candidate: Candidate) -> str:
-        """How the latest times of a candidate were taken."""
+        """The protocol of a candidate's latest times."""
         return self._protocols.get(candidate, self.protocol)
 
     def is_host_bound(self, candidate: Candidate) -> bool:
-        """Whether its latest times hold waits for the host, which cannot queue it as fast as the device runs."""
+        """Whether the candidate's latest times contain waits for the host, which queues it slower than it runs."""
         return candidate in self._host_bound
 
     def _event(self) -> Any:
@@ -456,11 +457,11 @@ class LaunchTimer:
         self._interface.synchronize()  # what `stay_awake` queued is not the candidate's
         self._hot_until = min(self._hot_until, time.perf_counter() + _HOT_S)
         self._call.launch_once(candidate)
-        done = self._event()
-        done.record()
+        end = self._event()
+        end.record()
         begin = time.perf_counter()
         pause = 0.0
-        while not done.query():
+        while not end.query():
             if time.perf_counter() > begin + timeout_s:
                 raise LaunchTimeoutError(f"no answer from the device after {timeout_s:g} s")
             time.sleep(pause)
@@ -468,9 +469,9 @@ class LaunchTimer:
         self._first_ms[candidate] = 1e3 * (time.perf_counter() - begin)
 
     def stay_awake(self) -> None:
-        """Give the device work while compilations are waited for, so that none has to warm it up later.
+        """Give the device work while compilations run, so that it needs no warm-up later.
 
-        Queued and not waited for, but for the first time: a host with few cores needs them to compile.
+        The work is queued, and only the first time waited for: a host with few cores needs them to compile.
         """
         if time.perf_counter() - self._busy < IDLE_S / 2:
             return
@@ -507,7 +508,7 @@ class LaunchTimer:
             least = _FEWEST_LONG if estimate >= _LONG_MS else _FEWEST_LAUNCHES
         times = self._extend(times, candidate, ways, max(least, int(_LOOK_MS / each_ms)))
         if statistics.median(times) > _CONTENDER * best_ms:
-            self._recorded.pop(candidate, None)
+            self._recordings.pop(candidate, None)
         return times
 
     def _wake(self) -> None:
@@ -516,7 +517,7 @@ class LaunchTimer:
             self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
 
     def _rest(self) -> bool:
-        """Once: flush while launches before this timer still slow others down; whether they may have done so."""
+        """Flush, once, while launches before this timer may slow others down; returns whether they may have."""
         hot_s, self._hot_until = self._hot_until - time.perf_counter(), -math.inf
         if hot_s > 0:
             keep_busy(self._flush, self._interface.synchronize, min(hot_s, WARM_UP_S))
@@ -529,7 +530,7 @@ class LaunchTimer:
     def _extend(
         self, times: list[float], candidate: Candidate, ways: Sequence[TimedLaunch], count: int
     ) -> list[float]:
-        """`times` and as many more as make `count` of them, 200 at most."""
+        """Return `times` with more of them, up to `count` and at most 200."""
         more = min(count, 200) - len(times)
         if more <= 0:
             return times
@@ -562,22 +563,22 @@ class LaunchTimer:
                 if not (recorded_ways := self._record(candidate)):
                     break
                 ways.append(recorded_ways)
-        recorded = len(ways) == len(candidates)
-        ways = ways if recorded else [[self._plain(c)] for c in candidates]
-        self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
+        replays = len(ways) == len(candidates)
+        ways = ways if replays else [[self._plain(c)] for c in candidates]
+        self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if replays else self.protocol)
         rounds = rounds_of(max(estimates), len(ways[0]), self.compare_ms)
 
-        def more(left: list[int], count: int) -> list[list[float]]:
-            return self._rounds([candidates[i] for i in left], [ways[i] for i in left], count)
+        def more(indices: list[int], count: int) -> list[list[float]]:
+            return self._rounds([candidates[i] for i in indices], [ways[i] for i in indices], count)
 
-        return rounds_in_turns(more, len(candidates), rounds, not recorded, edge)
+        return rounds_in_turns(more, len(candidates), rounds, not replays, edge)
 
     def _record(self, candidate: Candidate) -> list[TimedLaunch]:
-        """The candidate behind pauses; none where it cannot be recorded."""
-        ways = self._recorded.get(candidate) or self._record_ways(candidate)
+        """Return recorded launches of the candidate behind pauses; none where it cannot be recorded."""
+        ways = self._recordings.get(candidate) or self._record_ways(candidate)
         if not ways:
             return []
-        self._recorded[candidate] = ways
+        self._recordings[candidate] = ways
         self._protocols[candidate] = self._recorded_protocol
         return ways
 
@@ -586,19 +587,19 @@ class LaunchTimer:
         return None
 
     def _recorder(self) -> ShortLaunchRecorder | None:
-        """The device's recorder, made in some 50 ms where it is asked for first; None where nothing can be recorded."""
+        """Return the device's recorder, made in some 50 ms at the first call; None where nothing can be recorded."""
         recorders = _RECORDERS.setdefault(self._driver, {})
         if self._device not in recorders:
             recorders[self._device] = None
             # Elsewhere a pause has other cycles.
             is_cuda = self._driver.get_current_target().backend == "cuda"
-            if is_cuda and all(hasattr(self._interface, n) for n in _NEEDED):
+            if is_cuda and all(hasattr(self._interface, n) for n in _GRAPH_MEMBERS):
                 with suppress(RuntimeError):
                     recorders[self._device] = ShortLaunchRecorder(self._interface, self._flush)
         return recorders[self._device]
 
     def _record_no_more(self) -> None:
-        """Nothing is recorded on the device in this process any more."""
+        """Stop recording on the device for the rest of this process."""
         _RECORDERS[self._driver][self._device] = None
 
     def _plain(self, candidate: Candidate) -> TimedLaunch:
@@ -612,7 +613,7 @@ class LaunchTimer:
         self, candidates: Sequence[Candidate], ways: Sequence[Sequence[TimedLaunch]], rounds: int
     ) -> list[list[float]]:
         """Milliseconds of each candidate in `rounds`, in each of which it is launched in all of its ways."""
-        recorded = len(ways[0]) > 1
+        replays = len(ways[0]) > 1
         while True:
             with prompt_turns():
                 slots = self._queue(candidates, ways, rounds)
@@ -620,9 +621,9 @@ class LaunchTimer:
             self._busy = time.perf_counter()
             late = [sum(late for *_, late in slot) for slot in slots]
             slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if 2 * n > len(slot)}
-            if not slow or self._flushes[recorded] >= _MOST_FLUSHES:
+            if not slow or self._flushes[replays] >= _MOST_FLUSHES:
                 break
-            self._flushes[recorded] *= 2  # the device outran the host: give it more to do between launches
+            self._flushes[replays] *= 2  # the device outran the host: give it more to do between launches
         self._host_bound = (self._host_bound - set(candidates)) | slow
         return [_round_ms(slot, own) for slot, own in zip(slots, ways, strict=True)]
 
@@ -635,7 +636,7 @@ class LaunchTimer:
         and the wait would count as kernel time.
         """
         call, place = self._call, self._event_arguments()
-        hooked = [call.has_hooks(c) for c in candidates]
+        has_hooks = [call.has_hooks(c) for c in candidates]
         count = max(map(len, ways))
         flush, flushes = self._replay_flush if count > 1 else self._flush, self._flushes[count > 1]
         events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
@@ -645,7 +646,7 @@ class LaunchTimer:
         for i in range(rounds * count):
             # Back and forth: a device's launches take longer and shorter in turn, by some 0.5 us.
             for j, candidate in list(enumerate(candidates))[:: -1 if i % 2 else 1]:
-                full = call.run_before_hooks(candidate) if hooked[j] else None
+                full = call.run_before_hooks(candidate) if has_hooks[j] else None
                 launch = ways[j][i % count].launch
                 for _ in range(flushes):
                     self._warm_up(launch) if self._warm else flush()
@@ -672,21 +673,21 @@ class LaunchTimer:
         """Free the flush buffer and what was recorded."""
         self._last_busy[self._device] = self._busy
         self._flush = self._replay_flush = lambda: None
-        self._recorded.clear()
+        self._recordings.clear()
 
 
 class EventTimer(LaunchTimer):
     """Times the candidates of one call of a tuned kernel."""
 
     def stay_awake(self) -> None:
-        """As any timer does; and make ready for short launches, before one is waited for."""
+        """Give the device work as any timer does, and make the recorder before a short launch needs it."""
         super().stay_awake()
         with suppress(RuntimeError):
             self._recorder()
 
     def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
-        """Not recorded is what does more at a launch than to launch: hooks of the user's or of a profiler, memory taken
-        for the kernel, variants with code of their own on the host, kernels that are interpreted.
+        """Record launches that do nothing else: no hooks of the user's or of a profiler, no memory for the kernel, no
+        variants with host code of their own, no interpreted kernels.
 
         Arguments that the tuner itself clears or restores are cleared and restored around replays, too.
         """
@@ -699,7 +700,7 @@ class EventTimer(LaunchTimer):
             count = _WARM_LAUNCHES if self._warm else 1
             return None if launch is None else recorder.record(launch, count=count)
         except Exception:
-            # Whatever it was: launches that are not recorded need none of this.
+            # Launches are then timed without a recording.
             self._record_no_more()
             return None
         finally:
@@ -724,19 +725,19 @@ def _round_ms(
 
 
 _ONLY = Candidate(Config.of({}))
-"""There is one call at a time."""
+"""The candidate of the one call that a `CallTimer` times."""
 _LEAST_SHARE = 0.5
-"""The share of a launch's time below which a replay has not done all that the launch does."""
+"""Share of a launch's time below which its replay must lack work."""
 
 
 @dataclass(frozen=True)
 class CallTime:
-    """How long a call keeps the device."""
+    """Time that a call occupies the device."""
 
     ms: float
     protocol: str
     host_bound: bool = False
-    """Whether waits for the host are in it: the call cannot be queued as fast as the device runs."""
+    """Whether the time contains waits for the host, which queues the call slower than the device runs it."""
     recordable: bool = True
     """False if it was to be recorded as a graph and could not be."""
 
@@ -749,8 +750,8 @@ class CallTimer(LaunchTimer):
     """
 
     def __init__(self) -> None:
-        self._one = PlainCalls({})
-        super().__init__(self._one)
+        self._calls = PlainCalls({})
+        super().__init__(self._calls)
         self._may_record = self._recordable = True
         recorder = self._recorder()
         self.stream: Any = None if recorder is None else recorder.stream
@@ -758,7 +759,7 @@ class CallTimer(LaunchTimer):
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Makes `stream` the current one, between what is queued on the one that is and what will be."""
+        """Make `stream` the current one, after the work queued on the present stream and before its later work."""
         home = self._interface.current_stream()
         self.stream.wait_stream(home)
         try:
@@ -772,7 +773,7 @@ class CallTimer(LaunchTimer):
 
         Raises what the call raises, unless it does so only while it is recorded. Graphs are gone when it returns.
         """
-        self._one.functions[_ONLY], self._flushes = call, {False: 1, True: 1}
+        self._calls.functions[_ONLY], self._flushes = call, {False: 1, True: 1}
         self._may_record, self._recordable = may_record, True
         try:
             times = self.time_adaptively(_ONLY, best_ms)
@@ -783,8 +784,8 @@ class CallTimer(LaunchTimer):
                 self._recordable,
             )
         finally:
-            self._recorded.clear()
-            self._one.functions.clear()
+            self._recordings.clear()
+            self._calls.functions.clear()
 
     def _wake(self) -> None:
         pass
@@ -795,7 +796,7 @@ class CallTimer(LaunchTimer):
             return None
         ways, recorder = None, self._recorder()
         try:
-            ways = None if recorder is None else recorder.record_allocating(self._one.functions[_ONLY])
+            ways = None if recorder is None else recorder.record_allocating(self._calls.functions[_ONLY])
         except RuntimeError:
             self._record_no_more()
         if ways and not self._does_all(ways):
@@ -805,14 +806,14 @@ class CallTimer(LaunchTimer):
 
     def _does_all(self, ways: list[TimedLaunch]) -> bool:
         """Whether replays take about as long as launches: launches on another stream are not in them."""
-        if self.is_host_bound(_ONLY):  # then launches say nothing
+        if self.is_host_bound(_ONLY):  # then times of launches are no reference
             return True
-        (replayed,) = self._rounds([_ONLY], [ways], 1)
-        return replayed[0] >= _LEAST_SHARE * self._estimates[_ONLY]
+        (replay_ms,) = self._rounds([_ONLY], [ways], 1)
+        return replay_ms[0] >= _LEAST_SHARE * self._estimates[_ONLY]
 
 
 class _OneStreamTimer(LaunchTimer):
-    """Waits for the current stream alone: another thread may be recording a graph, which a whole device's wait ends."""
+    """Waits for the current stream alone: a wait for the device would end a graph that another thread records."""
 
     compare_ms = 1.5
     """Some fifteen launches of a short call."""
