@@ -29,7 +29,7 @@ _DESCRIPTORS = threading.Lock()
 
 @dataclass(frozen=True)
 class KernelCall:
-    """The arguments of one call, and the tuner whose hooks surround every launch of it."""
+    """The arguments of one call, and the tuner, whose hooks surround every launch."""
 
     tuner: Tuner
     args: tuple[object, ...]
@@ -52,21 +52,21 @@ class KernelCall:
     def computed(self) -> Mapping[Candidate, Mapping[str, object]]:
         """The values of the tuner's `@heuristics` by candidate; absent where they fail, or are not Triton's own.
 
-        Computed for all at once by whoever asks first, which is to be the process and thread of the call: a heuristic
-        may need the device, state of its thread, or an open file, and no child and no other thread has these.
+        The first access computes all, and has to be in the process and thread of the call: a heuristic may need the
+        device, its thread's state or an open file, which no child and no other thread has.
         """
         layers, _ = own_heuristics(self.tuner.fn)
         values: dict[Candidate, Mapping[str, object]] = {}
         for candidate in self.configs if layers else ():
             if candidate.variant in self.functions or self.has_set_descriptors(candidate):
                 continue
-            named, given = self.launch_keywords(candidate), dict[str, object]()
+            keywords, results = self.launch_keywords(candidate), dict[str, object]()
             with contextlib.suppress(Exception):  # it fails again where the candidate is launched
                 for layer in layers:
                     for name, rule in layer.values.items():
-                        known = {**dict(zip(layer.arg_names, self.args, strict=False)), **named}
-                        given[name] = named[name] = rule(known)
-                values[candidate] = given
+                        arguments = {**dict(zip(layer.arg_names, self.args, strict=False)), **keywords}
+                        results[name] = keywords[name] = rule(arguments)
+                values[candidate] = results
         return values
 
     def under_heuristics(self, candidate: Candidate) -> tuple[KernelFunction | VariantKernel, NamedArguments]:
@@ -81,19 +81,19 @@ class KernelCall:
 
     def arguments(self) -> dict[str, object]:
         """The kernel's arguments by name."""
-        named = self.named_arguments()
-        named.pop("grid", None)
-        named.pop("warmup", None)
-        return named
+        arguments = self.named_arguments()
+        arguments.pop("grid", None)
+        arguments.pop("warmup", None)
+        return arguments
 
     def fits_l2(self) -> bool:
         """Whether the L2 of this device holds all tensors of the call."""
-        given: list[Any] = [v.base if is_descriptor(v) else v for v in self.arguments().values()]
-        total = sum(v.numel() * v.element_size() for v in given if hasattr(v, "element_size"))
+        tensors: list[Any] = [v.base if is_descriptor(v) else v for v in self.arguments().values()]
+        total = sum(v.numel() * v.element_size() for v in tensors if hasattr(v, "element_size"))
         return bool(total <= current_device().l2_bytes)
 
     def depends_on_call(self, candidate: Candidate) -> bool:
-        """Whether what it compiles to depends on more of this call than the kind of its arguments."""
+        """Whether a candidate's binary depends on more of this call than the kind of its arguments."""
         return candidate.variant in self.functions and bool(self.functions[candidate.variant].depends_on_call)
 
     def launch_keywords(self, candidate: Candidate) -> dict[str, object]:
@@ -103,33 +103,33 @@ class KernelCall:
     def compile(self, candidate: Candidate) -> object:
         """Compile without launching; returns Triton's CompiledKernel."""
         function, computed = self.under_heuristics(candidate)
-        current = {**self.launch_keywords(candidate), **computed}
-        current.pop("warmup", None)
+        keywords = {**self.launch_keywords(candidate), **computed}
+        keywords.pop("warmup", None)
         compiler = warmup_of(function)
         with trial(), _DESCRIPTORS if self.has_set_descriptors(candidate) else contextlib.nullcontext():
             self.set_descriptors(candidate)
-            return compiler(*self.args, **current)
+            return compiler(*self.args, **keywords)
 
     def compiles_alone(self, candidate: Candidate) -> bool:
-        """Whether Triton's own code alone compiles it: a `run` of the user's may well launch where it is to compile."""
+        """Whether Triton's own code alone compiles a candidate: a user's `run` may launch where it is to compile."""
         from triton.runtime.jit import JITFunction
 
         kernel = own_heuristics(self.tuner.fn)[1]
-        own = getattr(type(kernel), "run", None) is JITFunction.run and "run" not in vars(kernel)
-        own = own and not getattr(kernel, "pre_run_hooks", ())
-        return own or candidate.variant in self.functions
+        is_triton_run = getattr(type(kernel), "run", None) is JITFunction.run and "run" not in vars(kernel)
+        is_triton_run = is_triton_run and not getattr(kernel, "pre_run_hooks", ())
+        return is_triton_run or candidate.variant in self.functions
 
     def has_set_descriptors(self, candidate: Candidate) -> bool:
         """Whether host-side descriptors may have other blocks under this candidate than the caller gave them."""
-        hooked = self.configs[candidate].pre_hook is not None
-        return hooked and any(map(is_descriptor, self.arguments().values()))
+        has_hook = self.configs[candidate].pre_hook is not None
+        return has_hook and any(map(is_descriptor, self.arguments().values()))
 
     def set_descriptors(self, candidate: Candidate) -> None:
         """Let a config's `pre_hook` set the blocks of host-side descriptors, as it does before a launch.
 
-        Such a kernel compiles, and has its IR, for these blocks alone. Without a descriptor nothing is run: a hook
-        may well touch the device, which whoever compiles must not. Never raises: a hook that fails here fails
-        again before the launch.
+        The kernel's binary and IR are for these blocks alone. Without a descriptor no hook runs: it may touch the
+        device, which a compiling process or thread must not. Never raises: a hook that fails here fails again before
+        the launch.
         """
         hook = self.configs[candidate].pre_hook
         if hook is not None and self.has_set_descriptors(candidate):
@@ -155,17 +155,17 @@ class KernelCall:
         return hooks + ([tuner.post_hook] if tuner.user_defined_post_hook else [])
 
     def hears_failures(self) -> bool:
-        """Whether hooks of the user's surround every try of a config, the failing ones included."""
+        """Whether hooks of the user's surround every try of a config, failures included."""
         return bool(self.tuner.user_defined_pre_hook or self.tuner.user_defined_post_hook)
 
     def is_of_heuristic(self, error: BaseException) -> bool:
-        """Whether a heuristic of the user's has raised it: that ends a call, unless Triton would forgive it."""
+        """Whether a user's heuristic has raised an error: that ends a call, unless Triton would forgive the error."""
         layers, _ = own_heuristics(self.tuner.fn)
         rules = {code_of(rule) for layer in layers for rule in layer.values.values()} - {None}
         return not isinstance(error, forgiven_errors()) and not rules.isdisjoint(codes_in_traceback(error))
 
     def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
-        """Run the hooks that precede a launch; returns what the hooks after it want."""
+        """Run the hooks that precede a launch; returns the arguments for the hooks after it."""
         config = self.configs[candidate]
         full = {**self.named_arguments(), **self.launch_keywords(candidate)}
         if config.pre_hook is not None:
@@ -201,9 +201,9 @@ class KernelCall:
             self.tuner.post_hook(_data_of(full), exception=exception)
 
 
-def _data_of(named: dict[str, Any]) -> dict[str, object]:
-    """Return tensors without autograd, which is not to count what is cleared and restored around a timed launch."""
-    return {n: v.data if hasattr(v, "requires_grad") else v for n, v in named.items()}
+def _data_of(arguments: dict[str, Any]) -> dict[str, object]:
+    """Return tensors without autograd, which must not see the resets around a timed launch."""
+    return {n: v.data if hasattr(v, "requires_grad") else v for n, v in arguments.items()}
 
 
 def check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
@@ -243,11 +243,10 @@ def forgiven_errors() -> tuple[type[Exception], ...]:
 
 
 def outcome_of(error: BaseException) -> Outcome | None:
-    """The outcome an exception stands for; None for an error that is the caller's, not the config's.
+    """Return the outcome of an exception; None for an error of the caller's, not the config's.
 
-    Triton itself forgives three types and lets everything else abort the sweep. We forgive every
-    failure of compiling or launching, but not a wrong call (TypeError, KeyError, ...): that would
-    fail for every config and belongs in front of the user.
+    Triton itself forgives three types, and any other error aborts the sweep. We forgive every failure of compiling
+    or launching, but not a wrong call (TypeError, KeyError, ...): it would fail for every config, and is raised.
     """
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources
@@ -266,14 +265,12 @@ def outcome_of(error: BaseException) -> Outcome | None:
 
 
 def is_of_compiler(error: BaseException) -> bool:
-    """Whether Triton itself has raised it, and not code of the user's or of a library that it called.
+    """Whether Triton itself has raised an error, and not a user's or a library's code that it called.
 
-    The compiler's word on a config holds in every process. All else may have failed for what a process, or a thread of
-    it, lacks: the device in a forked child, say.
+    The compiler's verdict on a config holds in every process. Any other error may be due to a process or thread that
+    lacks something: the device in a forked child, say.
     """
-    while (
-        error.__cause__ is not None
-    ):  # a CompilationError stands for whatever the code of a kernel has raised
+    while error.__cause__ is not None:  # a CompilationError wraps any error that a kernel's code has raised
         error = error.__cause__
     traceback, raiser = error.__traceback__, "triton"
     while traceback is not None:

@@ -1,7 +1,7 @@
 """The compilations of a program: recorded for `warm`, and counted once the program is ready.
 
-Triton tells its listener of every compilation, and of every binary that it takes from its cache. What our tuners
-compile to measure is not the program's; what they choose is.
+Triton calls its listener for every compilation, and for every binary that it takes from its cache. Binaries that our
+tuners compile to measure are not the program's; those of the chosen configs are.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TRIAL: ContextVar[bool] = ContextVar("forecast_trial", default=False)
-"""Whether what compiles now is a candidate of a tuner."""
+"""Whether the compilation under way is of a tuner's candidate."""
 _OWN = ("/triton/", "/forecast_integrations/", "/forecast_autotune/")
-"""Parts of paths whose frames are none of the program's."""
+"""Parts of the paths of frames that are not the program's."""
 
 
 class UnexpectedCompilationError(ForecastAutotuneError):
@@ -56,15 +56,15 @@ class CompilationRecorder:
     def __init__(self) -> None:
         self._previous: Callable[..., object] | None = None
         self._installed = self._ready = False
-        self._known: dict[str, list[Compilation]] = defaultdict(list)
-        """By kernel, what this process has compiled or loaded."""
-        self._stored: dict[Path | None, dict[str, Compilation]] = {}
-        """By store and Triton's key, what had been recorded when this process first asked."""
+        self._compilations: dict[str, list[Compilation]] = defaultdict(list)
+        """Binaries that this process has compiled or loaded, by kernel."""
+        self._records: dict[Path | None, dict[str, Compilation]] = {}
+        """Records at this process's first look, by store and Triton's key."""
         self.late: list[Compilation] = []
         """Compilations since the program was ready."""
 
     def start(self) -> None:
-        """Listen, besides whoever listens already."""
+        """Listen, and call the present listener, too."""
         from triton import knobs
 
         if not self._installed:
@@ -72,7 +72,7 @@ class CompilationRecorder:
             knobs.compilation.listener = self._hear
 
     def stop(self) -> None:
-        """Listen no longer, unless somebody has wrapped our listener meanwhile."""
+        """Stop listening, unless another listener has wrapped ours."""
         from triton import knobs
 
         if self._installed and knobs.compilation.listener == self._hear:
@@ -83,18 +83,18 @@ class CompilationRecorder:
         if not only_if_recording:
             self.start()
         self._ready = True
-        return sum(map(len, self._known.values()))
+        return sum(map(len, self._compilations.values()))
 
-    def note_choice(self, compiled: Callable[[], Any], store: Store) -> None:
+    def note_choice(self, compile_choice: Callable[[], Any], store: Store) -> None:
         """Record in the tuner's store the binary that it has chosen, which was compiled as a trial."""
         if self._installed:
-            kernel = compiled()
+            kernel = compile_choice()
             self._note({"src": kernel.src, "metadata": kernel.metadata._asdict(), "cache_hit": True}, store)
 
     def _hear(self, **compilation: Any) -> None:
         late = None
         if not _TRIAL.get():
-            # Launched all the same: a store may be out of reach, and a program may make errors of warnings.
+            # The launch goes on: a store may be out of reach, and a program may turn warnings into errors.
             with suppress(Exception):
                 late = self._note(compilation, Store.default())
         if self._previous is not None:
@@ -104,36 +104,36 @@ class CompilationRecorder:
 
     def _note(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
         """Record a compilation; returns it where it came late."""
-        cached = bool(compilation["cache_hit"])
-        if cached and (one := self._recorded(compilation, store)) is not None:
-            self._known[one.name].append(one)  # to describe it would take longer than to load it
+        is_cached = bool(compilation["cache_hit"])
+        if is_cached and (record := self._record_of(compilation, store)) is not None:
+            self._compilations[record.name].append(record)  # to describe it would take longer than to load it
             return None
-        seconds = 0.0 if cached else compilation["times"].total * 1e-6
-        one = describe_compilation(compilation["src"], compilation["metadata"], seconds)
-        if one is None:
+        seconds = 0.0 if is_cached else compilation["times"].total * 1e-6
+        record = describe_compilation(compilation["src"], compilation["metadata"], seconds)
+        if record is None:
             return None
-        known = self._known[one.name]
-        if self._ready and not cached:
-            one = dataclasses.replace(one, cause=one.differences(known) or "its first launch")
-            self.late.append(one)
-        known.append(one)
-        store.compilations.add(one)
-        return one if one.cause else None
+        earlier = self._compilations[record.name]
+        if self._ready and not is_cached:
+            record = dataclasses.replace(record, cause=record.differences(earlier) or "its first launch")
+            self.late.append(record)
+        earlier.append(record)
+        store.compilations.add(record)
+        return record if record.cause else None
 
-    def _recorded(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
-        if store.root not in self._stored:
-            self._stored[store.root] = {one.key: one for one in store.compilations.all() if one.key}
-        return self._stored[store.root].get(binary_key(compilation["metadata"].get("hash", "")))
+    def _record_of(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
+        if store.root not in self._records:
+            self._records[store.root] = {r.key: r for r in store.compilations.all() if r.key}
+        return self._records[store.root].get(binary_key(compilation["metadata"].get("hash", "")))
 
-    def _complain(self, one: Compilation) -> None:
+    def _complain(self, record: Compilation) -> None:
         reaction = Settings.from_environment().on_compile
         text = (
-            f"{one.name} was compiled for {one.seconds:.2f} s after the program was ready ({one.cause}; {one.caller}): "
-            "it is recorded, and `forecast-autotune warm` compiles it ahead"
+            f"{record.name} was compiled for {record.seconds:.2f} s after the program was ready ({record.cause}; "
+            f"{record.caller}): it is recorded, and `forecast-autotune warm` compiles it ahead"
         )
         if reaction == "error":
             raise UnexpectedCompilationError(text)
-        if reaction == "warn" and not any(late.name == one.name for late in self.late[:-1]):
+        if reaction == "warn" and not any(r.name == record.name for r in self.late[:-1]):
             warnings.warn(text, stacklevel=2)
 
 
@@ -142,7 +142,7 @@ RECORDER = CompilationRecorder()
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """What compiles within is a candidate, and none of the program's binaries yet."""
+    """Mark compilations within as a candidate's, which are none of the program's binaries yet."""
     token = _TRIAL.set(True)
     try:
         yield
@@ -164,7 +164,7 @@ def ready() -> int:
 
 
 def describe_compilation(src: Any, metadata: Mapping[str, Any], seconds: float) -> Compilation | None:
-    """The record of what Triton compiled for our caller's caller; None for what no kernel was made of."""
+    """Return the record of a compilation for our caller's caller; None where the source is not a kernel's."""
     import triton
     from triton.compiler.compiler import make_backend
 
@@ -181,7 +181,7 @@ def describe_compilation(src: Any, metadata: Mapping[str, Any], seconds: float) 
     constants: list[Any] = []
     for path, value in sorted(src.constants.items()):
         try:
-            constants.append([list(path), _encoded(value)])
+            constants.append([list(path), _encode(value)])
         except RecordError as error:
             trouble = trouble or f"constant {fn.arg_names[path[0]]}: {error}"
     attributes = [[list(path), [list(pair) for pair in pairs]] for path, pairs in sorted(src.attrs.items())]
@@ -222,12 +222,12 @@ def describe_compilation(src: Any, metadata: Mapping[str, Any], seconds: float) 
 # --- Triton's key ---
 
 ASSEMBLER_VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
-"""Where Triton looks for an assembler first; torch's compile workers set the first for themselves."""
+"""Variables where Triton looks for an assembler first; torch's compile workers set the first for themselves."""
 BACKEND = "backend"
 
 
 def key_module() -> Any:
-    """Where Triton looks up `triton_key`, the hash of its own files: the first call in a process reads them all."""
+    """Return the module of `triton_key`, the hash of Triton's files: its first call in a process reads them all."""
     for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # from 3.5 on, and 3.4
         module = importlib.import_module(name)
         if hasattr(module, "triton_key"):
@@ -236,12 +236,12 @@ def key_module() -> Any:
 
 
 def binary_key(name: str) -> str:
-    """A binary's name in Triton's cache, to be compared with names that the same compiler gave."""
+    """Return a binary's name in Triton's cache, with a digest of the compiler that gave it."""
     return f"{hashlib.sha256(key_module().triton_key().encode()).hexdigest()[:16]}:{name}"
 
 
 def compilation_environment(target: Any) -> dict[str, str]:
-    """The parts of Triton's key that are this process': the backend's with its assembler, and variables."""
+    """Return the parts of Triton's key that depend on this process: the backend with its assembler, and variables."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
 
@@ -250,7 +250,7 @@ def compilation_environment(target: Any) -> dict[str, str]:
 
 
 def forget_assembler() -> None:
-    """Have Triton ask its assembler for its release again, which it does once in a process."""
+    """Let Triton read its assembler's release again, which it does once in a process."""
     with suppress(ImportError):
         from triton.backends.nvidia import compiler
 
@@ -270,10 +270,10 @@ def torch_assemblers() -> list[str]:
 
 def _helpers(function: Any) -> dict[str, list[str]]:
     """JIT functions of other modules that a kernel calls by a global name."""
-    named = {name: innermost(function.__globals__.get(name)) for name in function.__code__.co_names}
-    others = {name: value.fn for name, value in named.items() if is_jit(value) and hasattr(value, "fn")}
+    values = {name: innermost(function.__globals__.get(name)) for name in function.__code__.co_names}
+    helpers = {name: value.fn for name, value in values.items() if is_jit(value) and hasattr(value, "fn")}
     return {
-        n: [f.__module__, f.__qualname__] for n, f in others.items() if f.__module__ != function.__module__
+        n: [f.__module__, f.__qualname__] for n, f in helpers.items() if f.__module__ != function.__module__
     }
 
 
@@ -281,37 +281,37 @@ _GENERATED: dict[str, Any] = {}
 """Modules that were loaded from a library's file, by its path."""
 
 
-def kernel_of(one: Compilation) -> Any:
+def kernel_of(record: Compilation) -> Any:
     """The kernel of a record: imported, or of the file that a library wrote in the recorded process.
 
     Raises `RecordError` for a file that another user may have written, and what loading a module raises.
     """
-    if not one.file:
-        return innermost(imported(one.module, one.kernel))
-    if one.file not in _GENERATED:
-        seen = Path(one.file).stat()
-        if seen.st_uid not in (0, os.getuid()) or seen.st_mode & 0o022:
-            raise RecordError(f"others than this user can write {one.file}: run the program again")
-        module = types.ModuleType(one.module)
-        SourceFileLoader(one.module, one.file).exec_module(module)
-        for name, (owner, helper) in one.helpers.items():
+    if not record.file:
+        return innermost(imported(record.module, record.kernel))
+    if record.file not in _GENERATED:
+        status = Path(record.file).stat()
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+            raise RecordError(f"others than this user can write {record.file}: run the program again")
+        module = types.ModuleType(record.module)
+        SourceFileLoader(record.module, record.file).exec_module(module)
+        for name, (owner, helper) in record.helpers.items():
             # A library's decorator may hold the function under a name of its own.
             holder = innermost(imported(owner, helper))
-            held = [holder, *vars(holder).values()]
-            setattr(module, name, next(v for v in held if is_jit(v) and v.fn.__qualname__ == helper))
-        _GENERATED[one.file] = module
-    return innermost(getattr(_GENERATED[one.file], one.kernel))
+            values = [holder, *vars(holder).values()]
+            setattr(module, name, next(v for v in values if is_jit(v) and v.fn.__qualname__ == helper))
+        _GENERATED[record.file] = module
+    return innermost(getattr(_GENERATED[record.file], record.kernel))
 
 
 _HASHES: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
-"""By kernel: its text, and the hash of all that it reads. Triton launches none of whose globals have changed."""
+"""Text and source hash by kernel. Triton refuses to launch a kernel whose globals have changed."""
 
 
 def kernel_hash(fn: Any) -> str:
     """The hash of a kernel's source, computed once."""
-    if (known := _HASHES.get(fn)) is None or known[0] != fn.src:
-        known = _HASHES[fn] = fn.src, source_hash(fn)
-    return known[1]
+    if (entry := _HASHES.get(fn)) is None or entry[0] != fn.src:
+        entry = _HASHES[fn] = fn.src, source_hash(fn)
+    return entry[1]
 
 
 def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -329,15 +329,15 @@ def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
     return states, types
 
 
-def _encoded(value: Any) -> Any:
-    """A constant as JSON, functions by their names: from its text alone one would make another binary.
+def _encode(value: Any) -> Any:
+    """Return a constant as JSON; functions by name, as a function made from a text has another binary.
 
-    Raises `RecordError` for what another process cannot have.
+    Raises `RecordError` for a value that another process cannot have.
     """
     if type(value).__name__ == "constexpr":
-        return {"constexpr": _encoded(value.value)}
+        return {"constexpr": _encode(value.value)}
     if type(value) is tuple:
-        return {"tuple": [_encoded(v) for v in value]}
+        return {"tuple": [_encode(v) for v in value]}
     if (function := getattr(innermost(value), "fn", None)) is not None:
         if trouble := import_trouble(function.__module__, function.__qualname__):
             raise RecordError(trouble)
@@ -364,10 +364,10 @@ def _launch() -> tuple[str, dict[str, int]]:
     frame, caller, sizes, launches = sys._getframe(1), "", dict[str, int](), False
     while frame is not None and not (launches and caller):
         path = frame.f_code.co_filename
-        # The locals of a program's frame would keep its tensors alive.
+        # Locals are read of Triton's frame alone: a program's would keep its tensors alive.
         bound = frame.f_locals.get("bound_args") if path.endswith("/triton/runtime/jit.py") else None
         if bound and not launches:
-            launches, caller = True, ""  # others may listen as well, and were met before
+            launches, caller = True, ""  # frames before it may be another listener's
             sizes = {name: value for name, value in bound.items() if type(value) is int}
         elif not caller and not any(part in path for part in _OWN):
             caller = f"{path}:{frame.f_lineno}"

@@ -22,11 +22,11 @@ ALIGNMENT = 256
 
 
 class UncopyableArgumentsError(ForecastAutotuneError):
-    """Arguments that cannot be timed on: nobody knows how to copy them, or there is no memory for it."""
+    """Arguments that cannot be copied for timing: of an unknown type, or too large for the memory."""
 
 
 def converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
-    """An argument with its tensors converted. Raises `UncopyableArgumentsError` for what may hold others."""
+    """Return an argument with its tensors converted. Raises `UncopyableArgumentsError` for unknown types."""
     if isinstance(value, plain_types()) or (
         type(value).__module__.partition(".")[0] == "triton" and not hasattr(value, "base")
     ):
@@ -37,10 +37,10 @@ def converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
         members = [converted(item, convert) for item in value]
         return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
     if is_descriptor(value) and _is_plain_tensor(value.base):
-        copied: Any = copy.copy(value)
-        object.__setattr__(copied, "base", convert(value.base))
-        object.__setattr__(copied, "block_shape", list(value.block_shape))
-        return copied
+        descriptor: Any = copy.copy(value)
+        object.__setattr__(descriptor, "base", convert(value.base))
+        object.__setattr__(descriptor, "block_shape", list(value.block_shape))
+        return descriptor
     raise UncopyableArgumentsError(f"nobody knows how to copy an argument of type {type(value).__name__}")
 
 
@@ -97,7 +97,7 @@ class StorageCopies:
                 raise UncopyableArgumentsError(
                     f"its tensors take more than the {self._most_bytes} bytes that are copied"
                 )
-            raw = self._storages[base] = _copied_bytes(storage, original.device)
+            raw = self._storages[base] = _copy_bytes(storage, original.device)
         shift = raw.storage_offset()
         size = original.element_size()
         if shift % size:
@@ -111,13 +111,13 @@ class StorageCopies:
         )
 
 
-def _copied_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    """A storage's bytes at an address that divides as the storage's own."""
+def _copy_bytes(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """Copy a storage's bytes to an address with the storage's alignment."""
     import torch
 
     count = storage.nbytes()
     flat = torch.empty(count + 2 * ALIGNMENT, dtype=torch.uint8, device=device)
     shift = (storage.data_ptr() - flat.data_ptr()) % ALIGNMENT
-    copied = flat[shift : shift + count]
-    copied.copy_(torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (count,), (1,)))
-    return copied
+    target = flat[shift : shift + count]
+    target.copy_(torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (count,), (1,)))
+    return target

@@ -50,25 +50,25 @@ from forecast_integrations.triton.protocols import (
 Options = Mapping[str, object]
 """Plain values by name, in order of their names; any other value is a pair of its type and text."""
 OWN_BENCHMARK = "do_bench"
-"""Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
+"""Option of a call that a user's benchmark function times: such times are not comparable to ours."""
 L2 = "l2"
-"""Among the options of a call that is timed with its data in the L2: `warm`."""
+"""Option of a call that is timed with its data in the L2: `warm`."""
 HEURISTICS = "heuristics"
-"""Among the options of a call: a digest of what the user's heuristics compute from it."""
-_ASKED_CONFIGS = 64
-"""Configs under which heuristics are asked for a problem's identity."""
+"""Option of a call with heuristics: a digest of their values."""
+_MOST_CONFIGS = 64
+"""Configs whose heuristic values are part of a problem's identity."""
 
 
 def call_options(parameters: Sequence[str], named: NamedArguments) -> dict[str, object]:
-    """Those of a call: its keywords that are none of the kernel's `parameters`.
+    """Return the options of a call: its keywords that are none of the kernel's `parameters`.
 
-    Tensors are none of them: they are for a wrapper of the user's.
+    Tensors are left out: they are for a wrapper of the user's.
     """
-    known = {*parameters, "grid", "warmup"}
+    own_names = {*parameters, "grid", "warmup"}
     return {
         name: _option_value(value)
         for name, value in sorted(named.items())
-        if name not in known and not is_tensor(value) and not is_descriptor(value)
+        if name not in own_names and not is_tensor(value) and not is_descriptor(value)
     }
 
 
@@ -92,11 +92,11 @@ def value_text(value: object) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}{[value_text(getattr(value, f.name, None)) for f in fields(value)]}"
     if isinstance(value, Mapping):
-        return str({value_text(key): value_text(held) for key, held in value.items()})
+        return str({value_text(key): value_text(member) for key, member in value.items()})
     if isinstance(value, set | frozenset):
         return str(sorted(map(value_text, value)))  # which is in another order in every process
     if isinstance(value, tuple | list):
-        plain = all(held is None or isinstance(held, bool | int | float | str) for held in value)
+        plain = all(member is None or isinstance(member, bool | int | float | str) for member in value)
         return str(value) if plain else str(tuple(map(value_text, value)))
     return type(value).__qualname__ if " at 0x" in (text := str(value)) else text
 
@@ -107,7 +107,7 @@ def key_texts(key: Sequence[object]) -> list[str]:
 
 
 def options_of(problem: Problem) -> Options:
-    """Those of a recorded call."""
+    """Return the options of a recorded call."""
     options = problem.extra.get(OPTIONS)
     return options if isinstance(options, Mapping) else {}
 
@@ -118,7 +118,7 @@ def options_identity(options: Options) -> list[object]:
 
 
 DESCRIPTOR = "descriptor"
-"""In `Argument.extra`: it is a host-side TMA descriptor of the tensor, with this `block`, `shape` and `strides`."""
+"""Key of `Argument.extra` for a host-side TMA descriptor of the tensor: its `block`, `shape` and `strides`."""
 
 FUNCTION = "function"
 """`Argument.dtype` of a JIT function, which is a constant to the compiler wherever it is passed."""
@@ -132,28 +132,28 @@ def to_config(config: LaunchConfig) -> Config:
 
 
 def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> Config:
-    """The twin; those of one assignment share their pairs, by `shared`.
+    """Return the twin of a config; twins of one assignment share their pairs, by `shared`.
 
     Thousands of new containers at a time set off full garbage collections, which take a third of a
     second in a process that has loaded torch.
     """
-    given, launched = config.kwargs, config.all_kwargs()
+    meta, keywords = config.kwargs, config.all_kwargs()
     options = {name: getattr(config, name, None) for name in _LAUNCH_OPTIONS}
-    stated = {name: value for name, value in options.items() if value is not None}
+    explicit = {name: value for name, value in options.items() if value is not None}
     # An option that a config leaves open has Triton's default, or what the call gives.
-    if launched != {**given, **stated} or None in (config.num_warps, config.num_stages, config.num_ctas):
-        return _to_own_config(launched)
-    key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
+    if keywords != {**meta, **explicit} or None in (config.num_warps, config.num_stages, config.num_ctas):
+        return _to_own_config(keywords)
+    key = (*meta.items(), *map(type, meta.values()))  # 1 and True are equal, and different assignments
     try:
-        like = shared.get(key)
+        twin = shared.get(key)
     except TypeError:  # a value that cannot be hashed: it becomes a text
-        like, key = None, ()
-    if like is None:
-        like = Config.of({name: _constant(value) for name, value in given.items()})
+        twin, key = None, ()
+    if twin is None:
+        twin = Config.of({name: _constant(value) for name, value in meta.items()})
         if key:
-            shared[key] = like
+            shared[key] = twin
     return Config(
-        like.kwargs,
+        twin.kwargs,
         config.num_warps,
         config.num_stages,
         config.num_ctas,
@@ -162,16 +162,16 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     )
 
 
-def _to_own_config(launched: NamedArguments) -> Config:
-    """The twin of a config of a user's class, which launches with these in place of its attributes."""
-    options: dict[str, Any] = {name: launched[name] for name in _LAUNCH_OPTIONS & launched.keys()}
+def _to_own_config(keywords: NamedArguments) -> Config:
+    """Return the twin of a config of a user's class, which launches with `keywords` in place of its attributes."""
+    options: dict[str, Any] = {name: keywords[name] for name in _LAUNCH_OPTIONS & keywords.keys()}
     options["ir_override"] = _override(options.get("ir_override"))
-    given = {name: _constant(value) for name, value in launched.items() if name not in _LAUNCH_OPTIONS}
-    return Config.of(given, **options)
+    meta = {name: _constant(value) for name, value in keywords.items() if name not in _LAUNCH_OPTIONS}
+    return Config.of(meta, **options)
 
 
 def _override(path: str | None) -> str | None:
-    """A file of IR by its path and what is in it; by its path where it cannot be read, which fails at the launch."""
+    """Return a file of IR by its path and a digest of its text; by its path where it cannot be read."""
     if path is None:
         return None
     try:
@@ -218,17 +218,17 @@ def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, Lau
 def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
     constexprs = signature(innermost(fn))[1]
-    given = {name: named[name] for name in fn.arg_names if name in named}
-    return [describe_argument(n, value, n in constexprs) for n, value in flat_arguments(given, constexprs)]
+    values = {name: named[name] for name in fn.arg_names if name in named}
+    return [describe_argument(n, value, n in constexprs) for n, value in flat_arguments(values, constexprs)]
 
 
 def describe_argument(name: str, value: object, constexpr: bool = False) -> Argument:
     """One argument, which is no tuple with members."""
     if constexpr or type(value).__name__ == "constexpr":
-        given = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-        plain = given is None or isinstance(given, bool | int | float | str)
-        kind = FUNCTION if is_jit(given) else "" if plain else type(given).__name__
-        return Argument(name, "constexpr", kind, value=_constant(given), extra=exact_constant(given))
+        constant = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+        plain = constant is None or isinstance(constant, bool | int | float | str)
+        kind = FUNCTION if is_jit(constant) else "" if plain else type(constant).__name__
+        return Argument(name, "constexpr", kind, value=_constant(constant), extra=exact_constant(constant))
     if value is None:
         return Argument(name, "none")
     if is_tensor(value):
@@ -242,7 +242,7 @@ def describe_argument(name: str, value: object, constexpr: bool = False) -> Argu
         )
     if is_descriptor(value):
         inner = describe_argument(name, value.base)
-        return replace(inner, extra={DESCRIPTOR: _described(value)})
+        return replace(inner, extra={DESCRIPTOR: _descriptor_record(value)})
     if isinstance(value, bool):
         return Argument(name, "scalar", dtype="i1", value=value)
     if isinstance(value, int):
@@ -261,7 +261,7 @@ def describe_argument(name: str, value: object, constexpr: bool = False) -> Argu
 
 
 def with_address(argument: Argument, value: object) -> Argument:
-    """The argument with where in a line of the cache its tensor begins, if 16 bytes or more into one."""
+    """Return the argument with its tensor's address within a line of the cache, if a multiple of 16 bytes."""
     at = value.data_ptr() % line_bytes(value) if is_tensor(value) else 0
     return replace(argument, extra={**argument.extra, ADDRESS: at & -at}) if at and at % 16 == 0 else argument
 
@@ -271,21 +271,21 @@ def line_bytes(tensor: object) -> int:
     return 64 if getattr(tensor, "is_cpu", False) else 128
 
 
-def _described(value: TensorDescriptor) -> dict[str, object] | bool:
+def _descriptor_record(value: TensorDescriptor) -> dict[str, object] | bool:
     """Return a descriptor's block, shape and strides, as far as they are numbers."""
     description: dict[str, object] = {}
-    for name, given in (
+    for name, sizes in (
         ("block", value.block_shape),
         ("shape", getattr(value, "shape", None)),
         ("strides", getattr(value, "strides", None)),
     ):
-        if isinstance(given, Sequence) and all(isinstance(n, int) for n in given):
-            description[name] = [int(n) for n in given]
+        if isinstance(sizes, Sequence) and all(isinstance(n, int) for n in sizes):
+            description[name] = [int(n) for n in sizes]
     return description or True
 
 
 def problem_identity(
-    given: Sequence[Argument], key: Sequence[object], options: Options = MappingProxyType({})
+    arguments: Sequence[Argument], key: Sequence[object], options: Options = MappingProxyType({})
 ) -> list[object]:
     """Return a problem's identity: the key and launch options exactly, and of the rest what code and speed depend on.
 
@@ -293,23 +293,23 @@ def problem_identity(
     must not make every process tune anew. A tensor's shape counts in powers of two, and so does the address of a dot's
     operand that begins within a line.
     """
-    shown: list[object] = [digest(key_texts(key))]
-    for a in given:
+    parts: list[object] = [digest(key_texts(key))]
+    for a in arguments:
         if a.kind == "tensor":
             shape = [int(n - 1).bit_length() if n > 0 else -1 for n in a.shape]
             at = [a.extra[ADDRESS]] if ADDRESS in a.extra else []
-            shown.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned, *at])
+            parts.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned, *at])
         elif a.kind == "constexpr":
-            shown.append([a.name, a.value])
+            parts.append([a.name, a.value])
         elif isinstance(a.value, int) and not isinstance(a.value, bool):
-            shown.append([a.name, a.dtype, _specialisation(a.value)])
+            parts.append([a.name, a.dtype, _specialisation(a.value)])
         else:
-            shown.append([a.name, a.kind, a.dtype])
-    return shown + options_identity(options)
+            parts.append([a.name, a.kind, a.dtype])
+    return parts + options_identity(options)
 
 
 def _specialisation(value: int) -> str:
-    """How Triton specialises on an integer argument: 1, a multiple of 16, or any other."""
+    """Return Triton's specialisation of an integer argument: 1, a multiple of 16, or any other."""
     return "1" if value == 1 else "16" if value % 16 == 0 else "n"
 
 
@@ -319,26 +319,26 @@ def call_kind(problem: Problem, fn: KernelFunction) -> str:
     Heuristics may turn any argument into a constexpr, so with them every value counts.
     """
     exact = heuristic_layers(fn) != []
-    shown: list[object] = [problem.device.slug, device_index(), *options_identity(options_of(problem))]
+    parts: list[object] = [problem.device.slug, device_index(), *options_identity(options_of(problem))]
     for a in problem.arguments:
         if exact:
-            shown.append(replace(a, extra=_kind_of_extra(a)).to_json())
+            parts.append(replace(a, extra=_kind_of_extra(a)).to_json())
         elif a.kind == "tensor":
-            shown.append([a.name, a.dtype, a.aligned, _kind_of_extra(a)])
+            parts.append([a.name, a.dtype, a.aligned, _kind_of_extra(a)])
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.kind == "scalar":
-            shown.append([a.name, a.dtype, _specialisation(a.value)])
+            parts.append([a.name, a.dtype, _specialisation(a.value)])
         else:
-            shown.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
-    return digest(shown)
+            parts.append([a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None])
+    return digest(parts)
 
 
 def _kind_of_extra(argument: Argument) -> dict[str, object]:
-    """Whether it is a descriptor; its block is what a hook has set last, and says nothing of the call."""
+    """Return whether an argument is a descriptor; without its block, which is the last one that a hook has set."""
     return {DESCRIPTOR: True} if argument.extra.get(DESCRIPTOR) else {}
 
 
 def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments) -> Hashable:
-    """Return the part of a call that its code and its time follow from, as far as arguments tell.
+    """Return the part of a call that determines its code and its time, as far as arguments do.
 
     Sizes and strides count exactly, and so does what the compiler sees: with heuristics, every value. Calls of
     different forms are not to be compared by their times.
@@ -346,13 +346,13 @@ def call_form(fn: KernelFunction, args: Sequence[object], kwargs: NamedArguments
     exact = heuristic_layers(fn) != []
     named = {**dict(zip(fn.arg_names, args, strict=False)), **kwargs}
     arguments = [
-        (a.name, a.kind, a.dtype, _seen_value(a, exact), a.shape, a.stride, a.aligned)
+        (a.name, a.kind, a.dtype, _compiler_value(a, exact), a.shape, a.stride, a.aligned)
         for a in call_arguments(fn, named)
     ]
     return (*arguments, *call_options(fn.arg_names, named).items())
 
 
-def _seen_value(argument: Argument, exact: bool) -> Hashable:
+def _compiler_value(argument: Argument, exact: bool) -> Hashable:
     value = argument.value
     if exact or argument.kind == "constexpr":
         return value
@@ -372,7 +372,7 @@ def launch_grid(grid: CallGrid, named: NamedArguments, parameters: NamedArgument
 
 
 def kernel_record(fn: KernelFunction, text: KernelText | None = None) -> Kernel:
-    """Name, source and dependency-aware hash of a kernel, whose `text` is walked where it is not given."""
+    """Return the name, source and dependency-aware hash of a kernel; `text` spares a walk over its sources."""
     jit = innermost(fn)
     python = getattr(jit, "fn", jit)
     name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
@@ -394,33 +394,32 @@ def describe(
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name.
 
-    `dots` names the arguments whose contents feed a dot: of those alone the address counts beyond 16 bytes.
+    `dots` names the arguments that feed a dot: the addresses of those alone count beyond 16 bytes.
 
-    One that a user's `own_benchmark` times is another problem: it may well invent its times; so is one that is timed
-    in a `warm` L2, and one for which
-    heuristics compute other values under these `configs`.
+    A call that a user's `own_benchmark` times is another problem, as it may invent its times; so is one that is timed
+    in a `warm` L2, and one whose heuristics have other values under these `configs`.
     """
-    given, options = call_arguments(fn, named), call_options(fn.arg_names, named)
+    arguments, options = call_arguments(fn, named), call_options(fn.arg_names, named)
     if own_benchmark:
         options[OWN_BENCHMARK] = True
     elif warm:
         options[L2] = "warm"
-    if computed := _heuristic_values_of(fn, named, configs):
-        options[HEURISTICS] = digest(computed)
-    placed = [with_address(a, named.get(a.name)) for a in given]
-    if any(ADDRESS in a.extra for a in placed):
-        fed = dots(given)
-        given = [at if a.name in fed else a for a, at in zip(given, placed, strict=True)]
+    if values := _heuristic_values_of(fn, named, configs):
+        options[HEURISTICS] = digest(values)
+    addressed = [with_address(a, named.get(a.name)) for a in arguments]
+    if any(ADDRESS in a.extra for a in addressed):
+        operands = dots(arguments)
+        arguments = [at if a.name in operands else a for a, at in zip(arguments, addressed, strict=True)]
     key = key_texts(key)
-    fixed = None if callable(grid) else launch_grid(grid, named, {})
+    fixed_grid = None if callable(grid) else launch_grid(grid, named, {})
     return Problem.of(
         kernel,
-        given,
+        arguments,
         current_device(),
         key=key,
-        grid=fixed,
+        grid=fixed_grid,
         toolchain=toolchain(),
-        identity=problem_identity(given, key, options),
+        identity=problem_identity(arguments, key, options),
         extra={OPTIONS: dict(options)} if options else None,
     )
 
@@ -448,41 +447,41 @@ def launch_grids(
     named: NamedArguments,
     fn: KernelFunction,
 ) -> dict[Candidate, tuple[int, ...]]:
-    """Grid per candidate, for those where it is known; empty when it does not depend on the config.
+    """Return the grid per candidate, where it is known; empty when it does not depend on the config.
 
-    Triton hands a grid function the kernel's own parameters, so it is asked once per assignment of the
+    Triton passes a grid function the kernel's own parameters, so it is called once per assignment of the
     meta-parameters; per candidate where launch options are parameters, or heuristics read them.
     """
     if not callable(grid):
         return {}
     heuristics = heuristic_values(fn)
     alone = bool(heuristic_layers(fn)) or not _LAUNCH_OPTIONS.isdisjoint(getattr(fn, "arg_names", ()))
-    known: dict[Hashable, tuple[int, ...] | None] = {}
-    shown: dict[Candidate, tuple[int, ...]] = {}
+    extents: dict[Hashable, tuple[int, ...] | None] = {}
+    grids: dict[Candidate, tuple[int, ...]] = {}
     for candidate, config in configs.items():
         key = candidate if alone else candidate.config.kwargs
-        if key not in known:
-            known[key] = launch_grid(grid, named, heuristics({**named, **config.all_kwargs()}))
-        if (extent := known[key]) is not None:
-            shown[candidate] = extent
-    return shown
+        if key not in extents:
+            extents[key] = launch_grid(grid, named, heuristics({**named, **config.all_kwargs()}))
+        if (extent := extents[key]) is not None:
+            grids[candidate] = extent
+    return grids
 
 
 def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, object]]:
-    """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
+    """Return a function that adds the values of the `@heuristics` under a tuner to a dict of arguments."""
     layers = heuristic_layers(fn)
 
-    def computed(named: dict[str, object]) -> dict[str, object]:
-        full = dict(named)
+    def compute_all(arguments: dict[str, object]) -> dict[str, object]:
+        values = dict(arguments)
         try:
             for name, compute in (pair for layer in layers for pair in layer.items()):
-                full[name] = compute(full)
+                values[name] = compute(values)
         except Exception:
             # Heuristics are the user's code; what fails here fails again, visibly, at the launch.
-            return named
-        return full
+            return arguments
+        return values
 
-    return computed if layers else lambda named: named
+    return compute_all if layers else lambda arguments: arguments
 
 
 def _heuristic_values_of(
@@ -492,15 +491,15 @@ def _heuristic_values_of(
 
     Which config has which value does not count, so that a config more in a list is seldom another problem.
     """
-    shown: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     layers = heuristic_layers(fn)
-    for config in configs[:_ASKED_CONFIGS] if layers else ():
-        given = {**named, **config.all_kwargs()}
+    for config in configs[:_MOST_CONFIGS] if layers else ():
+        arguments = {**named, **config.all_kwargs()}
         for name, compute in (pair for layer in layers for pair in layer.items()):
             with suppress(Exception):  # the launch says why
-                given[name] = compute(given)
-                shown.setdefault(name, set()).add(value_text(given[name]))
-    return sorted((name, sorted(values)) for name, values in shown.items())
+                arguments[name] = compute(arguments)
+                results.setdefault(name, set()).add(value_text(arguments[name]))
+    return sorted((name, sorted(values)) for name, values in results.items())
 
 
 class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
@@ -508,16 +507,16 @@ class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
 
     def __init__(self, compute: Callable[[], dict[Candidate, tuple[int, ...]]]) -> None:
         self._compute = compute
-        self._found: dict[Candidate, tuple[int, ...]] | None = None
+        self._grids: dict[Candidate, tuple[int, ...]] | None = None
 
     def _all(self) -> dict[Candidate, tuple[int, ...]]:
-        if self._found is None:
-            self._found = self._compute()
+        if self._grids is None:
+            self._grids = self._compute()
             self.close()
-        return self._found
+        return self._grids
 
     def close(self) -> None:
-        """Let go of the call: facts not requested by now will not be known."""
+        """Release the call: grids that were not read before stay unknown."""
         self._compute = dict
 
     def __getitem__(self, candidate: Candidate) -> tuple[int, ...]:

@@ -30,17 +30,17 @@ class InLine(NamedTuple):
 class KeyMaker:
     """Builds keys of one tuner.
 
-    The values of the names in `key` that the call supplies, then the dtype of every argument that has
-    one, positional arguments first; and the device, but only where this process sees different models. Of tensors
-    that may feed a dot, the place and the address within a line where it begins within one.
+    A key has the values of the names in `key` that the call supplies, then the dtype of every argument that has
+    one, positional arguments first; the device, but only where this process sees different models; and the name and
+    address of each tensor that may feed a dot and begins within a line of the cache.
     """
 
     def __init__(self, arg_names: Sequence[str], bucket: Bucket) -> None:
         self._places = {name: i for i, name in enumerate(arg_names)}
         self._bucket = bucket if callable(bucket) else pow2 if bucket == "pow2" else None
         self._devices: bool | None = None
-        self._addressed: tuple[int, ...] | None = None
-        """Places of the tensors of a kernel with a dot; None until a first call is met."""
+        self._address_places: tuple[int, ...] | None = None
+        """Places of the tensors of a kernel with a dot; None before the first call."""
         self._tensors: tuple[int, ...] = ()
         self._line = 128
 
@@ -51,56 +51,56 @@ class KeyMaker:
         args: tuple[object, ...],
         kwargs: NamedArguments,
     ) -> bool:
-        """Learn from a first call which addresses count; returns whether its key may be another one by now."""
-        if self._addressed is not None:
+        """Learn from a first call which addresses count; returns whether its key may have changed by that."""
+        if self._address_places is not None:
             return False
-        named = {**dict(zip(self._places, args, strict=False)), **kwargs}
-        tensors = {name: value for name, value in named.items() if name in self._places and is_tensor(value)}
+        values = {**dict(zip(self._places, args, strict=False)), **kwargs}
+        tensors = {n: value for n, value in values.items() if n in self._places and is_tensor(value)}
         self._line = max((line_bytes(value) for value in tensors.values()), default=self._line)
         dots = text_of(fn).has_dot
-        self._addressed = self._tensors = tuple(self._places[name] for name in tensors) if dots else ()
+        self._address_places = self._tensors = tuple(self._places[name] for name in tensors) if dots else ()
         return dots
 
     @property
     def goes_by_form(self) -> bool:
         """Whether calls of one form have one key: neither addresses within a line nor devices have a part in it."""
-        return self._devices is False and not self._addressed
+        return self._devices is False and not self._address_places
 
     def narrow(self, dots: Collection[str]) -> None:
-        """Let the addresses of these tensors alone count; of all, while none are known."""
+        """Let the addresses of these tensors alone count; those of all tensors where `dots` names none."""
         names = list(self._places)
-        self._addressed = tuple(at for at in self._tensors if names[at] in dots) or self._tensors
+        self._address_places = tuple(at for at in self._tensors if names[at] in dots) or self._tensors
 
     def __call__(self, names: Sequence[str], args: tuple[object, ...], kwargs: NamedArguments) -> Key:
         """The key of one call; `names` is the tuner's `keys`."""
         key: list[object] = []
-        places, given, bucket = self._places, len(args), self._bucket
+        places, count, bucket = self._places, len(args), self._bucket
         for name in names:
             at = places.get(name)
             if at is None:
                 continue
             if name in kwargs:
                 value = kwargs[name]
-            elif at < given:
+            elif at < count:
                 value = args[at]
             else:
                 continue
             key.append(value if bucket is None else bucket(name, value))
-        plain, known, none = _PLAIN, _DTYPE_NAMES, _NO_DTYPE
+        plain, dtype_names, none = _PLAIN, _DTYPE_NAMES, _NO_DTYPE
         for value in args:
             if type(value) not in plain and (dtype := getattr(value, "dtype", none)) is not none:
                 try:
-                    key.append(known[dtype])
+                    key.append(dtype_names[dtype])
                 except (KeyError, TypeError):
                     key.append(_dtype_name(dtype))
         for name, value in kwargs.items():
             # An argument given twice counts once; the launch will complain of it.
-            if type(value) not in plain and places.get(name, -1) >= given and hasattr(value, "dtype"):
+            if type(value) not in plain and places.get(name, -1) >= count and hasattr(value, "dtype"):
                 key.append(_dtype_name(value.dtype))
-        if self._addressed:
+        if self._address_places:
             bits = 0
             try:
-                for at in self._addressed:
+                for at in self._address_places:
                     bits |= args[at].data_ptr()  # type: ignore[attr-defined]
             except (IndexError, AttributeError):  # given by name, or no tensor
                 bits = -1
@@ -112,7 +112,7 @@ class KeyMaker:
 
     def _add_addresses(self, key: list[object], args: tuple[object, ...], kwargs: NamedArguments) -> None:
         names = list(self._places)
-        for at in self._addressed or ():
+        for at in self._address_places or ():
             value = args[at] if at < len(args) else kwargs.get(names[at])
             if is_tensor(value) and (low := value.data_ptr() & (self._line - 1)):
                 key.append(InLine(names[at], max(low & -low, 8)))

@@ -45,12 +45,12 @@ from forecast_integrations.triton.protocols import Tuner
 MAX_TENSOR_BYTES = 1 << 36
 _SEED = 0
 _CHUNK = 1 << 26
-_MOST_TRACED = 128
+_MOST_TRACES = 128
 """Configs that are traced to see where integers go, some 10 ms each."""
 
 
 class RebuildError(ForecastAutotuneError):
-    """A recorded call that cannot be made again here."""
+    """A recorded call that this process cannot rebuild."""
 
 
 def find_tuner(kernel: Kernel) -> Tuner:
@@ -133,17 +133,17 @@ def rebuilt_value(argument: Argument, elements: int = 0) -> object:
 def _descriptor(argument: Argument, least: int) -> object:
     """A TMA descriptor of a tensor; the hooks of configs set its block anew where they do so."""
     record = argument.extra[DESCRIPTOR]
-    shown = (
+    layout = (
         [record.get(name) for name in ("shape", "strides", "block")]
         if isinstance(record, Mapping)
         else [None]
     )
-    if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in shown):
+    if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in layout):
         raise RebuildError(f"argument {argument.name} is a TMA descriptor, whose block is not recorded")
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        return TensorDescriptor(_tensor(argument, least), *shown)
+        return TensorDescriptor(_tensor(argument, least), *layout)
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise RebuildError(
             f"argument {argument.name} cannot be made a TMA descriptor ({error})"[:300]
@@ -162,15 +162,15 @@ def _tensor(argument: Argument, least: int) -> object:
     offset = argument.elements_ahead(size)
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
-    where = "cuda" if has_accelerator() else "cpu"
-    flat = torch.zeros(elements + offset, dtype=dtype, device=where)
+    device = "cuda" if has_accelerator() else "cpu"
+    flat = torch.zeros(elements + offset, dtype=dtype, device=device)
     if dtype.is_floating_point:
-        generator = torch.Generator(where).manual_seed(_SEED)
+        generator = torch.Generator(device).manual_seed(_SEED)
         for part in flat.split(_CHUNK):  # what a dtype cannot draw is drawn in another one, a part at a time
-            drawn = part if size >= 2 else torch.empty(len(part), dtype=torch.float32, device=where)
-            drawn.normal_(generator=generator)
+            buffer = part if size >= 2 else torch.empty(len(part), dtype=torch.float32, device=device)
+            buffer.normal_(generator=generator)
             if size < 2:
-                _copied_if_possible(part, drawn)
+                _copy_if_possible(part, buffer)
     return torch.as_strided(flat, shape, stride, offset)
 
 
@@ -180,7 +180,7 @@ def _checked_layout(tensor: Argument) -> tuple[tuple[int, ...], tuple[int, ...]]
     return tensor.shape, tensor.stride
 
 
-def _copied_if_possible(target: Any, values: Any) -> None:
+def _copy_if_possible(target: Any, values: Any) -> None:
     """Round values to a small dtype; scales are powers of two and have no sign, and a packed dtype stays zero."""
     with contextlib.suppress(RuntimeError, NotImplementedError):
         target.copy_(values.abs_().clamp_(0.25) if "e8m0" in str(target.dtype) else values)
@@ -191,29 +191,29 @@ def fill_integers(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     arguments: Sequence[Argument],
-    made: Collection[str],
+    names: Collection[str],
 ) -> None:
-    """Make those integer tensors random, of the ones that were `made`, that steer no launch of any config.
+    """Fill rebuilt integer tensors, by `names`, with random values unless they steer a launch of some config.
 
     Zeros take less power than a program's numbers, and other configs may be the fastest on them.
     """
     import torch
 
-    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    values = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     integers = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-    whole = {n: v for n in made if getattr(v := named.get(n), "dtype", None) in integers}
+    candidates = {n: v for n in names if getattr(v := values.get(n), "dtype", None) in integers}
     configs = list(tuner.configs)
-    if not whole or len(configs) > _MOST_TRACED:
+    if not candidates or len(configs) > _MOST_TRACES:
         return
     options = {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
     texts = trace_many(tuner.fn, args, options, [config.all_kwargs() for config in configs])
     try:
         for _, text in texts:
             for name in tensor_flows(str(text), arguments).steering:
-                whole.pop(name, None)
-    except FeatureError:  # it cannot be told, or is not to be compiled: an index may be among them
+                candidates.pop(name, None)
+    except FeatureError:  # unknown, or no config compiles: an index may be among them
         return
-    for value in whole.values():
+    for value in candidates.values():
         flat: Any = value
         info, generator = torch.iinfo(flat.dtype), torch.Generator(flat.device).manual_seed(_SEED)
         flat.random_(max(info.min, -(2**31)), min(info.max, 2**31 - 1), generator=generator)
@@ -230,13 +230,13 @@ def recorded_grid(miss: Miss) -> object:
 class RecordedGrids:
     """A grid function that looks the launch grid up by the meta-parameters that it was recorded with."""
 
-    known: Grids
+    grids: Grids
 
     def __call__(self, meta: Mapping[str, object]) -> tuple[int, ...]:
         """The grid under these meta-parameters. Raises `RebuildError` where none was recorded."""
-        given = {name: getattr(value, "value", value) for name, value in meta.items()}
-        for parameters, extent in self.known:
-            if all(given.get(name, value) == value for name, value in parameters.items()):
+        values = {name: getattr(value, "value", value) for name, value in meta.items()}
+        for parameters, extent in self.grids:
+            if all(values.get(name, value) == value for name, value in parameters.items()):
                 return extent
         raise RebuildError("no launch grid was recorded for this config")
 
@@ -266,7 +266,7 @@ def _rebuilt_options(problem: Problem) -> Options:
 
 
 MAX_SLACK_BYTES = 1 << 31
-"""The most storage for a tensor of which nobody knows how it grows."""
+"""The most storage for a tensor whose growth with the size is unknown."""
 
 
 def resize_arguments(
@@ -278,7 +278,7 @@ def resize_arguments(
     `RebuildError` where the arguments cannot be told.
     """
     old = _size(arguments, name)
-    others = {
+    other_values = {
         a.name: a.value
         for a in arguments
         if a.name != name
@@ -287,32 +287,32 @@ def resize_arguments(
         and not is_stride(a.name)
     }
     tensors = [a for a in arguments if a.kind == "tensor"]
-    same = sorted(n for n, v in others.items() if v == old)
+    same = sorted(n for n, v in other_values.items() if v == old)
     if value != old and same and any(old in t.shape for t in tensors):
         raise RebuildError(
             f"{name} and {', '.join(same)} are {old} in this call: which dimensions follow {name} cannot be told"
         )
-    twice = [t.name for t in tensors if t.shape.count(old) > 1]
-    if value != old and twice:
+    ambiguous = [t.name for t in tensors if t.shape.count(old) > 1]
+    if value != old and ambiguous:
         raise RebuildError(
-            f"{twice[0]} has several dimensions of {old} in this call: which of them follow {name} cannot be told"
+            f"{ambiguous[0]} has several dimensions of {old} in this call: which of them follow {name} cannot be told"
         )
     resized: dict[str, Argument] = {}
     elements: dict[str, int] = {}
     for tensor in tensors:
-        sized = _resized_tensor(tensor, old, value)
-        resized[tensor.name] = sized
-        extent, extent_after = (span_of(t.shape, t.stride) for t in (tensor, sized))
-        needed = max(extent, extent_after)
-        if sized.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
-            needed = math.ceil(needed * max(1.0, value / old))
-            if needed > extent and 8 * needed > MAX_SLACK_BYTES:
+        new_tensor = _resized_tensor(tensor, old, value)
+        resized[tensor.name] = new_tensor
+        extent, extent_after = (span_of(t.shape, t.stride) for t in (tensor, new_tensor))
+        storage = max(extent, extent_after)
+        if new_tensor.shape == tensor.shape and not set(tensor.shape) <= {1, *other_values.values()}:
+            storage = math.ceil(storage * max(1.0, value / old))
+            if storage > extent and 8 * storage > MAX_SLACK_BYTES:
                 raise RebuildError(
                     f"how the shape {tensor.shape} of {tensor.name} follows from {name} cannot be told, as no "
                     f"dimension is {old}"
                 )
-        if needed > extent_after:
-            elements[tensor.name] = needed
+        if storage > extent_after:
+            elements[tensor.name] = storage
     products = _changed_products(tensors, resized, old)
     scalars = {
         a.name: replace(a, value=_resized_scalar(a, name, value, tensors, resized, products))
@@ -331,7 +331,7 @@ def _size(arguments: Sequence[Argument], name: str) -> int:
 
 
 def is_stride(name: str) -> bool:
-    """Whether a scalar is, by its name, a stride of a tensor."""
+    """Whether a scalar is a stride of a tensor, by its name."""
     return "stride" in name.lower()
 
 
@@ -361,7 +361,7 @@ def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
 def _changed_products(
     tensors: Sequence[Argument], resized: Mapping[str, Argument], old: int
 ) -> dict[int, int]:
-    """Numbers of elements that are others now, of tensors that follow the argument: a kernel may take one of them."""
+    """Return new numbers of elements by old ones, of resized tensors: a kernel may take one of them."""
     products: dict[int, int | None] = {}
     for tensor in tensors:
         before, after = math.prod(tensor.shape), math.prod(resized[tensor.name].shape)
@@ -379,17 +379,17 @@ def _resized_scalar(
     resized: Mapping[str, Argument],
     products: Mapping[int, int],
 ) -> int:
-    given = argument.value
-    assert isinstance(given, int)
+    number = argument.value
+    assert isinstance(number, int)
     if argument.name == name:
         return value
     if not is_stride(argument.name):
-        return products.get(given, given)
+        return products.get(number, number)
     places = [
-        (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == given
+        (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == number
     ]
-    own = [new for tensor, new in places if _belongs(argument.name, tensor)]
-    strides = set(own or [new for _, new in places]) or {given}
+    own_strides = [new for tensor, new in places if _belongs(argument.name, tensor)]
+    strides = set(own_strides or [new for _, new in places]) or {number}
     if len(strides) > 1:
         raise RebuildError(
             f"which stride {argument.name} is cannot be told: at {name} = {value} it may be "
@@ -428,11 +428,11 @@ class _Factor:
 
 @dataclass(frozen=True)
 class _GridColumn:
-    """One dimension of the grids at the other size, by meta-parameters."""
+    """One dimension of the grids at the other size, per recorded grid."""
 
     extents: tuple[int, ...]
     follows: bool
-    """Whether its formula has a size in it that is another one there."""
+    """Whether the dimension's formula has a size that changes."""
 
 
 def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argument]) -> Grids:
@@ -443,7 +443,7 @@ def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argume
     dimensions = {len(grid) for _, grid in grids}
     if len(dimensions) != 1:
         raise RebuildError("no launch grids are recorded, or of several ranks")
-    parameters = [given for given, _ in grids]
+    parameters = [meta for meta, _ in grids]
     columns = [
         _column(parameters, [grid[d] for _, grid in grids], before, after) for d in range(dimensions.pop())
     ]
@@ -451,7 +451,7 @@ def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argume
     if not any(column.follows for column in columns) and any(later[n] > sizes[n] for n in sizes):
         # A smaller call is served by the grid of a larger one: programs beyond its end find nothing to do.
         raise RebuildError("the recorded launch grids do not follow the size, as far as can be seen")
-    return tuple((given, tuple(c.extents[i] for c in columns)) for i, given in enumerate(parameters))
+    return tuple((meta, tuple(c.extents[i] for c in columns)) for i, meta in enumerate(parameters))
 
 
 def _column(
@@ -514,31 +514,30 @@ def _products(
     """Products of few factors that give this extent under these parameters."""
     fit = [f for f in factors if extent % f.at(f.before, parameters) == 0]
     for count in range(1, MAX_FACTORS + 1):
-        for chosen in itertools.combinations(fit, count):
-            if math.prod(f.at(f.before, parameters) for f in chosen) == extent:
-                yield chosen
+        for combination in itertools.combinations(fit, count):
+            if math.prod(f.at(f.before, parameters) for f in combination) == extent:
+                yield combination
 
 
-def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
-    """A copy of a function in which `moved(value, name)` stands for whatever it has closed over, or reads by default
-    or from its module; the function itself stays as it is."""
+def rebound_function(function: FunctionType, convert: Callable[[object, str], object]) -> FunctionType:
+    """Return a copy of a function with `convert(value, name)` in place of every value that it reads from its closure,
+    its defaults and its module; the function itself does not change."""
     code = function.__code__
     cells = tuple(
-        CellType(moved(_content(cell), called))
-        for called, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+        CellType(convert(_content(cell), name))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
     )
-    named = code.co_varnames[: code.co_argcount]
+    parameters = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
     new_defaults = tuple(
-        moved(value, called)
-        for called, value in zip(named[len(named) - len(defaults) :], defaults, strict=True)
+        convert(value, name)
+        for name, value in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
     )
-    read = function.__globals__
-    shared = {n: new for n in code.co_names if n in read and (new := moved(read[n], n)) is not read[n]}
-    rebound = FunctionType(
-        code, {**read, **shared} if shared else read, function.__name__, new_defaults or None, cells or None
-    )
-    rebound.__kwdefaults__ = {n: moved(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
+    scope = function.__globals__
+    changes = {n: new for n in code.co_names if n in scope and (new := convert(scope[n], n)) is not scope[n]}
+    scope = {**scope, **changes} if changes else scope
+    rebound = FunctionType(code, scope, function.__name__, new_defaults or None, cells or None)
+    rebound.__kwdefaults__ = {n: convert(v, n) for n, v in (function.__kwdefaults__ or {}).items()} or None
     return rebound
 
 

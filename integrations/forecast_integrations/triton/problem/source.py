@@ -33,9 +33,9 @@ from forecast_integrations.triton.protocols import JitFunction, KernelFunction
 
 
 def innermost(fn: object) -> Any:
-    """The JITFunction (or InterpretedFunction) under heuristics and tuners; Inductor's workers send it without `fn`.
+    """Return the JITFunction (or InterpretedFunction) under heuristics and tuners; Inductor's workers send no `fn`.
 
-    A module is none: `torch.ops` has members of any name, `torch.classes` raises for them.
+    A module is returned as it is: `torch.ops` has members of any name, `torch.classes` raises for them.
     """
     while not isinstance(fn, ModuleType) and (inner := getattr(fn, "fn", None)) is not None:
         if inspect.isfunction(inner):
@@ -67,12 +67,12 @@ class KernelText:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over all of it."""
+        """sha256 over all texts."""
         return _digest([text for text, _ in self._parts])
 
     @cached_property
     def normal_form_hash(self) -> str:
-        """sha256 over the same in a form that a release changes only where it changes the kernel.
+        """sha256 over the texts in a normal form, which changes of style leave alone.
 
         Without comments, docstrings, formatting, annotations, decorators and unused parameters; local names count by
         the order in which they are assigned. Parameters keep their names: advice and configs go by them.
@@ -81,7 +81,7 @@ class KernelText:
 
     @cached_property
     def has_dot(self) -> bool:
-        """Whether any of it may multiply matrices by a dot."""
+        """Whether the kernel or a function that it calls may multiply matrices by a dot."""
         return any("dot" in text for text, _ in self._parts)
 
 
@@ -100,29 +100,29 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 _Parts: TypeAlias = list[tuple[str, ast.Module | None]]
-"""Texts of functions with what was read of them, and of values."""
+"""Texts of functions with their syntax trees, and texts of values without any."""
 
 
 def _normal_form(tree: ast.Module) -> str:
     nodes = list(ast.walk(tree))
     parameters = {n.arg for n in nodes if isinstance(n, ast.arg)}
     names = [n for n in nodes if isinstance(n, ast.Name)]
-    stored = dict.fromkeys(n.id for n in names if isinstance(n.ctx, ast.Store) and n.id not in parameters)
-    renamed = {name: f"local_{number}" for number, name in enumerate(stored)}
-    return ast.unparse(_NormalForm(renamed, {n.id for n in names}).visit(copy.deepcopy(tree)))
+    local = dict.fromkeys(n.id for n in names if isinstance(n.ctx, ast.Store) and n.id not in parameters)
+    new_names = {name: f"local_{number}" for number, name in enumerate(local)}
+    return ast.unparse(_NormalForm(new_names, {n.id for n in names}).visit(copy.deepcopy(tree)))
 
 
 class _NormalForm(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str], used: Collection[str]) -> None:
-        self._names, self._used = names, used
+    def __init__(self, names: Mapping[str, str], used_names: Collection[str]) -> None:
+        self._new_names, self._used_names = names, used_names
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
-        given, body = node.args, [n for n in node.body if not _is_text(n)]
-        given.args = [a for a in given.args if a.arg in self._used]
-        given.kwonlyargs = [a for a in given.kwonlyargs if a.arg in self._used]
+        parameters, body = node.args, [n for n in node.body if not _is_text(n)]
+        parameters.args = [a for a in parameters.args if a.arg in self._used_names]
+        parameters.kwonlyargs = [a for a in parameters.kwonlyargs if a.arg in self._used_names]
         # Defaults belong to the last parameters, some of which may be gone: a call's own values count.
-        given.defaults, given.kw_defaults = [], [None] * len(given.kwonlyargs)
+        parameters.defaults, parameters.kw_defaults = [], [None] * len(parameters.kwonlyargs)
         node.decorator_list, node.returns, node.body = [], None, body or [ast.Pass()]
         return node
 
@@ -135,7 +135,7 @@ class _NormalForm(ast.NodeTransformer):
         return None if node.value is None else ast.Assign([node.target], node.value, lineno=node.lineno)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        node.id = self._names.get(node.id, node.id)
+        node.id = self._new_names.get(node.id, node.id)
         return node
 
 
@@ -161,7 +161,7 @@ def imported(module: str, name: str) -> Any:
 
 
 def is_jit(value: object) -> bool:
-    """Whether it is a JIT function, compiled or interpreted, or a layer over one."""
+    """Whether a value is a JIT function, compiled or interpreted, or a layer over one."""
     inner = innermost(value)
     return isinstance(getattr(inner, "src", None), str) or type(inner).__name__ == "InterpretedFunction"
 
@@ -173,10 +173,10 @@ def function_name(fn: object) -> str:
     return f"{name}@{source_hash(jit)[:12]}"
 
 
-def _collect(function: object, parts: _Parts, seen: set[int]) -> None:
-    if id(function) in seen:
+def _collect(function: object, parts: _Parts, visited: set[int]) -> None:
+    if id(function) in visited:
         return
-    seen.add(id(function))
+    visited.add(id(function))
     text = source_of(function)
     python = getattr(function, "fn", function)
     try:
@@ -186,36 +186,36 @@ def _collect(function: object, parts: _Parts, seen: set[int]) -> None:
         return
     parts.append((text, tree))
     for name, value in sorted(_references(paths, scope_of(python)).items()):
-        _note(name, value, parts, seen)
-    written = next((node.args.defaults for node in tree.body if isinstance(node, ast.FunctionDef)), [])
-    for node, value in zip(written, getattr(python, "__defaults__", None) or (), strict=False):
+        _note(name, value, parts, visited)
+    default_nodes = next((node.args.defaults for node in tree.body if isinstance(node, ast.FunctionDef)), [])
+    for node, value in zip(default_nodes, getattr(python, "__defaults__", None) or (), strict=False):
         if not isinstance(node, ast.Constant):  # it was computed when the function was made
-            _note("default", value, parts, seen)
+            _note("default", value, parts, visited)
 
 
-def _note(name: str, value: object, parts: _Parts, seen: set[int], within: tuple[int, ...] = ()) -> None:
-    """Add a value that code may follow from: constants and functions, also those that containers and classes hold."""
+def _note(name: str, value: object, parts: _Parts, visited: set[int], within: tuple[int, ...] = ()) -> None:
+    """Add a value that code may depend on: constants and functions, also those in containers and classes."""
     value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
     if is_jit(value) or (inspect.isfunction(value) and not is_foreign(value)):
-        _collect(innermost(value), parts, seen)
+        _collect(innermost(value), parts, visited)
         parts += [(str(config), None) for config in getattr(value, "__dict__", {}).get("configs") or ()]
     elif isinstance(value, _CONSTANT_TYPES) or _is_dtype(value):
         parts.append((f"{name}={value!r}", None))
-    elif id(value) not in within and id(value) not in seen:
+    elif id(value) not in within and id(value) not in visited:
         if _is_callable_object(value):
-            seen.add(id(value))
-        for member, held in _members(value):
-            _note(f"{name}{member}", held, parts, seen, (*within, id(value)))
+            visited.add(id(value))
+        for place, item in _members(value):
+            _note(f"{name}{place}", item, parts, visited, (*within, id(value)))
 
 
 def _members(value: Any) -> Iterable[tuple[str, object]]:
     """The values that a container, a callable, an enum's member, a data class or a class holds, with their places."""
     if isinstance(value, Mapping):
-        return [("" if " at 0x" in str(key) else f"[{key}]", held) for key, held in value.items()]
+        return [("" if " at 0x" in str(key) else f"[{key}]", item) for key, item in value.items()]
     if isinstance(value, set | frozenset):
-        return [("", held) for held in sorted(value, key=repr)]
+        return [("", item) for item in sorted(value, key=repr)]
     if isinstance(value, tuple | list):
-        return [(f"[{i}]", held) for i, held in enumerate(value)]
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, Enum):
         return [("", value.value)]
     if dataclasses.is_dataclass(value) and not inspect.isclass(value):
@@ -229,15 +229,15 @@ def _members(value: Any) -> Iterable[tuple[str, object]]:
     if type(value).__name__ == "_lru_cache_wrapper":
         return [("", value.__wrapped__)]
     if _is_callable_object(value):
-        return [(f".{name}", held) for name, held in [*vars(value).items(), ("", type(value))]]
+        return [(f".{name}", item) for name, item in [*vars(value).items(), ("", type(value))]]
     if inspect.isclass(value) and not is_foreign(value):
-        held = {name: getattr(value, name, None) for name in dir(value)}
-        return [(f".{n}", v) for n, v in held.items() if not n.startswith("__") or inspect.isfunction(v)]
+        members = {name: getattr(value, name, None) for name in dir(value)}
+        return [(f".{n}", v) for n, v in members.items() if not n.startswith("__") or inspect.isfunction(v)]
     return ()
 
 
 def _is_callable_object(value: object) -> bool:
-    """Whether it is an object of a class of the user's that is called as a function is."""
+    """Whether a value is a callable object of a user's class."""
     return (
         callable(value)
         and not inspect.isclass(value)
@@ -247,7 +247,7 @@ def _is_callable_object(value: object) -> bool:
 
 
 def is_foreign(value: object) -> bool:
-    """Whether it is of a module whose version the toolchain's record names, or Python's own."""
+    """Whether a value's module is Python's own, or one whose version the toolchain's record names."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN
 
 
@@ -281,13 +281,13 @@ def _references(paths: Iterable[tuple[str, ...]], scope: Mapping[str, Any]) -> d
     """The values of global names, dotted ones to their end: `package.module.NAME`, `Sizes.BLOCK`."""
     references: dict[str, Any] = {}
     for path in (path for path in paths if path[0] in scope):
-        value, shown = scope[path[0]], path[0]
+        value, full_name = scope[path[0]], path[0]
         for attribute in path[1:]:
             if not _has_own_names(value):
                 break
             with contextlib.suppress(Exception):  # a property of the user's: the compiler says what is wrong
-                value, shown = getattr(value, attribute, None), f"{shown}.{attribute}"
-        references[shown] = value
+                value, full_name = getattr(value, attribute, None), f"{full_name}.{attribute}"
+        references[full_name] = value
     return references
 
 
@@ -299,7 +299,7 @@ def _dotted(node: ast.AST) -> tuple[str, ...]:
 
 
 def _has_own_names(value: object) -> bool:
-    """Whether an attribute of it counts by itself: of a module but Triton's, a class, an object of the user's."""
+    """Whether attributes of a value count by themselves: of modules (not Triton's), classes and users' objects."""
     if isinstance(value, ModuleType):
         return not _is_triton(value)
     whole = is_jit(value) or _is_dtype(value) or type(value).__name__ == "constexpr"
@@ -332,7 +332,7 @@ class _ModuleBuilder:
         self._imports = {"import triton": None}
         self._constants: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._seen: dict[str, Any] = {}
+        self._jit_functions: dict[str, Any] = {}
 
     def text(self) -> str:
         parts = ["\n".join(sorted(self._imports))]
@@ -347,7 +347,7 @@ class _ModuleBuilder:
             raise RecordError(f"the source of {name or jit} cannot be found: define the kernel in a file")
         own = text[4 : text.index("(")].strip()
         name = name or own
-        if self._seen.setdefault(name, jit) is not jit:
+        if self._jit_functions.setdefault(name, jit) is not jit:
             raise RecordError(f"two functions are called {name}: rename one, as a variant is one module")
         if name in self._functions:
             return
