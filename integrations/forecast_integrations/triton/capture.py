@@ -1,7 +1,7 @@
-"""Calls as they were: the first few launches of every kernel, with tuner or without, kept for who verifies.
+"""Capture of calls: the first few launches of every kernel, with a tuner or without, kept for verification.
 
-A launch is seen where Triton's own launch path begins, `JITFunction.run`, and its tensors are copied before it: kernels
-write in place. The tuner, where there is one, is found among the callers. Nothing is patched unless
+`JITFunction.run`, where Triton's launch path begins, is patched to copy the tensors before a launch, as kernels write
+in place. The tuner, where there is one, is found among the callers. Nothing is patched unless
 FORECAST_AUTOTUNE_CAPTURE asks for it.
 """
 
@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     import torch
 
 _CALLS_OF_A_FORM = 3
-"""Calls of a kernel that differ by sizes alone: so many tell which sizes hang together."""
+"""Calls of a kernel that differ by sizes alone: so many show which sizes vary together."""
 _CALLS_OF_A_KERNEL = 8
 _KERNEL_BYTES = 512 << 20
 """Bytes of contents after which no more calls of a kernel are kept."""
-_MOST_MET, _MOST_FAILURES = 4096, 16
+_MOST_SIGNATURES, _MOST_FAILURES = 4096, 16
 _MOST_CALL_BYTES = 2 << 30
 """Bytes of a call's tensors; one with more is kept without their contents."""
 _FEW_ELEMENTS = 4096
-"""Tensors up to this are kept by value though the user forbids values: tables, offsets and flags are small."""
+"""Most elements of a tensor that is kept by value even without `values`: tables, offsets and flags are small."""
 _MOST_ADDRESSES = 1024
 _LEAST_ADDRESS, _END_OF_ADDRESSES = 1 << 32, 1 << 48
 """Addresses of a process on the systems that Triton runs on, rarely another number of 64 bits."""
@@ -81,21 +81,21 @@ class _KernelCalls:
     kernel: Kernel
     source: str
     sizes: dict[str, set[str]] = field(default_factory=dict)
-    """Digests of exact arguments, by that of their form."""
+    """Digests of exact arguments, by the digest of their form."""
     calls: int = 0
     failures: int = 0
     bytes: int = 0
-    met: set[Any] = field(default_factory=set)
-    """Arguments of launches that were looked at, as quickly as they can be told apart."""
+    signatures: set[Any] = field(default_factory=set)
+    """Quick signatures of the launches so far."""
 
     def is_new(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a launch may tell something that is not kept yet."""
+        """Whether a launch may differ from those that are kept."""
         if self.calls >= _CALLS_OF_A_KERNEL or self.bytes >= _KERNEL_BYTES:
             return False
-        if (shown := tuple(map(_told_apart, (*args, *kwargs.values())))) in self.met:
+        if (key := tuple(map(_quick_signature, (*args, *kwargs.values())))) in self.signatures:
             return False
-        if len(self.met) < _MOST_MET:
-            self.met.add(shown)
+        if len(self.signatures) < _MOST_SIGNATURES:
+            self.signatures.add(key)
         return True
 
 
@@ -105,23 +105,23 @@ class CallCapture:
     def __init__(self, files: CaptureFiles, values: bool) -> None:
         self.files, self._values = files, values
         self._kernels: dict[str, _KernelCalls] = {}
-        """By source: a program may make a kernel again and again."""
-        self._known: dict[int, tuple[weakref.ref[Any], _KernelCalls]] = {}
-        """By the number of a kernel, as long as that is its."""
+        """Calls by source hash: a program may make a kernel again and again."""
+        self._calls_by_id: dict[int, tuple[weakref.ref[Any], _KernelCalls]] = {}
+        """A reference to a kernel, and its calls, by the kernel's `id` while it lives."""
         self._mutex = threading.RLock()
         self._busy = threading.local()
         self.bytes = 0
-        self._failed: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
 
     def note(
         self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """Keep this launch, if it tells something new; returns what takes it back, as for one that fails.
+        """Keep a launch that differs from earlier ones; returns a function that removes it, for one that fails.
 
         Never raises: the launch goes on.
         """
-        known = self._known.get(id(jit))
-        if (known is not None and not known[1].is_new(args, kwargs)) or getattr(self._busy, "on", False):
+        entry = self._calls_by_id.get(id(jit))
+        if (entry is not None and not entry[1].is_new(args, kwargs)) or getattr(self._busy, "on", False):
             return _nothing
         if capturing_graph():
             return _nothing
@@ -130,7 +130,7 @@ class CallCapture:
             with self._mutex:
                 return self._note(jit, args, grid, kwargs)
         except Exception as error:
-            self._failed.setdefault(getattr(jit, "__name__", "a kernel"), f"{error!r:.200}")
+            self._failures.setdefault(getattr(jit, "__name__", "a kernel"), f"{error!r:.200}")
             return _nothing
         finally:
             self._busy.on = False
@@ -139,73 +139,74 @@ class CallCapture:
         self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
     ) -> Callable[[], None]:
         tuner, configs = _tuner_above(jit)
-        if (number := id(jit)) not in self._known:
+        if (number := id(jit)) not in self._calls_by_id:
             kernel, source = kernel_record(jit), ""
             with suppress(RecordError):
                 source = standalone_source(jit)
             calls = self._kernels.setdefault(kernel.source_sha256, _KernelCalls(kernel, source))
-            self._known[number] = weakref.ref(jit, lambda _: self._known.pop(number, None)), calls
-        known = self._known[number][1]
+            self._calls_by_id[number] = weakref.ref(jit, lambda _: self._calls_by_id.pop(number, None)), calls
+        calls = self._calls_by_id[number][1]
         names = list(jit.arg_names)
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        bound = {**dict(zip(names, args, strict=False)), **kwargs}
         meta = {n for c in getattr(tuner, "configs", ()) for n in c.kwargs}
-        computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
-        given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
-        held = {n: _as_tensor(v, n) for n, v in given.items()}
-        listed = [_with_function(a, given.get(a.name)) for a in call_arguments(jit, held)]
-        values = dict(flat_arguments(held, signature(jit)[1]))
+        heuristic_names = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
+        arguments = {n: bound[n] for n in names if n in bound and n not in meta and n not in heuristic_names}
+        tensor_arguments = {n: _as_tensor(v, n) for n, v in arguments.items()}
+        records = [_with_function(a, arguments.get(a.name)) for a in call_arguments(jit, tensor_arguments)]
+        flat = dict(flat_arguments(tensor_arguments, signature(jit)[1]))
         tensors = {
-            a.name: values[a.name].base if is_descriptor(values[a.name]) else values[a.name]
-            for a in listed
+            a.name: flat[a.name].base if is_descriptor(flat[a.name]) else flat[a.name]
+            for a in records
             if a.kind == "tensor"
         }
-        listed = [with_address(a, tensors.get(a.name)) for a in listed]
-        arguments = _with_pointees(listed, tensors)
-        form = digest(call_form(arguments))
-        exact = digest([a.to_json() for a in arguments])
-        kept = known.sizes.setdefault(form, set())
-        if exact in kept or len(kept) >= _CALLS_OF_A_FORM:
+        records = [with_address(a, tensors.get(a.name)) for a in records]
+        all_records = _with_pointees(records, tensors)
+        form = digest(call_form(all_records))
+        exact = digest([a.to_json() for a in all_records])
+        sizes = calls.sizes.setdefault(form, set())
+        if exact in sizes or len(sizes) >= _CALLS_OF_A_FORM:
             return _nothing
-        extent = launch_grid(grid, named, {})
+        extent = launch_grid(grid, bound, {})
         if extent is None:
             raise ValueError("its launch grid cannot be evaluated")
         if 0 in extent:  # no program runs, and nothing could be verified
             return _nothing
-        kept.add(exact)
+        sizes.add(exact)
         options = {n: kwargs[n] for n in LAUNCH_OPTIONS if kwargs.get(n) is not None}
-        config = Config.of({n: _plain(named[n]) for n in names if n in meta and n in named}, **options)
+        config = Config.of({n: _plain(bound[n]) for n in names if n in meta and n in bound}, **options)
         call = CapturedCall(
-            digest(known.kernel.source_sha256, form, exact),
-            known.kernel,
-            arguments,
+            digest(calls.kernel.source_sha256, form, exact),
+            calls.kernel,
+            all_records,
             extent,
             config,
             current_device(),
             tuple(dict.fromkeys(map(to_config, configs))),
-            tuple(_launches(tuner, configs, given, grid)) or (CapturedLaunch(dict(config.kwargs), extent),),
+            tuple(_launches(tuner, configs, arguments, grid))
+            or (CapturedLaunch(dict(config.kwargs), extent),),
             zeroed=tuple(n for n in getattr(tuner, "reset_to_zero", ()) or () if isinstance(n, str)),
             shared=_overlapping(tensors),
-            source=known.source,
+            source=calls.source,
             at=utc_now(),
         )
         before = self.bytes
         self.files.put(replace(call, contents=self._contents(call, tensors)))
-        known.calls, known.bytes = known.calls + 1, known.bytes + self.bytes - before
+        calls.calls, calls.bytes = calls.calls + 1, calls.bytes + self.bytes - before
 
         def take_back() -> None:
             with self._mutex:
                 self.files.remove(call)
-                known.calls, known.failures = known.calls - 1, known.failures + 1
-                if known.failures <= _MOST_FAILURES:  # each copies the tensors once more
-                    kept.discard(exact)
-                    known.met.clear()
+                calls.calls, calls.failures = calls.calls - 1, calls.failures + 1
+                if calls.failures <= _MOST_FAILURES:  # each copies the tensors once more
+                    sizes.discard(exact)
+                    calls.signatures.clear()
 
         return take_back
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
         import torch
 
-        whole = sum(t.numel() * t.element_size() for t in tensors.values())
+        total = sum(t.numel() * t.element_size() for t in tensors.values())
         results, pointers = {}, set(pointees(call.arguments).values())
         for number, (name, tensor) in enumerate(tensors.items()):
             if name in pointers:  # addresses of this process mean nothing elsewhere
@@ -213,10 +214,10 @@ class CallCapture:
             span = span_of(tensor.shape, tensor.stride())
             flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
             is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
-            if is_value and whole <= _MOST_CALL_BYTES and span:
+            if is_value and total <= _MOST_CALL_BYTES and span:
                 data = memoryview(flat.cpu().view(torch.uint8).numpy())
-                if kept := self.files.put_contents(call, data):
-                    results[name] = TensorContents(kept)
+                if file := self.files.put_contents(call, data):
+                    results[name] = TensorContents(file)
                     self.bytes += data.nbytes
                     continue
             results[name] = _moments(flat, number)
@@ -224,48 +225,48 @@ class CallCapture:
 
     def line(self) -> str:
         """One line for a person."""
-        calls = [one.calls for one in self._kernels.values() if one.calls]
-        kept = f"captured {count_text(sum(calls), 'call')} of {count_text(len(calls), 'kernel')}"
-        failed = "".join(f"; none of {name}: {why}" for name, why in list(self._failed.items())[:3])
-        where = f"in {self.files.path} (`forecast-autotune clear --captures` removes them)"
-        return f"{kept}, {self.bytes / 2**20:.1f} MiB of their tensors, {where}{failed}"
+        calls = [record.calls for record in self._kernels.values() if record.calls]
+        text = f"captured {count_text(sum(calls), 'call')} of {count_text(len(calls), 'kernel')}"
+        failures = "".join(f"; none of {name}: {why}" for name, why in list(self._failures.items())[:3])
+        place = f"in {self.files.path} (`forecast-autotune clear --captures` removes them)"
+        return f"{text}, {self.bytes / 2**20:.1f} MiB of their tensors, {place}{failures}"
 
 
-def _told_apart(value: Any) -> Any:
-    """An argument as far as it is quickly seen, without keeping it alive."""
+def _quick_signature(value: Any) -> Any:
+    """Return a quick signature of an argument, which does not keep it alive."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return tuple(value.shape), value.dtype
     if isinstance(value, tuple):
-        return tuple(map(_told_apart, value))
+        return tuple(map(_quick_signature, value))
     return value if isinstance(value, bool | int | float | str) else type(value)
 
 
 def _tuner_above(jit: Any) -> tuple[Any, list[Any]]:
-    """The tuner that launches this kernel now, of whatever class, and those of its configs that its pruning leaves.
+    """Return the tuner that launches this kernel now, of any class, and its configs after pruning.
 
-    It is `self` of one of the callers.
+    The tuner is `self` of one of the callers.
     """
-    found, frame = None, sys._getframe(1)
+    launch, frame = None, sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Autotuner) and innermost(owner) is jit:
-            found = frame
+            launch = frame
         frame = frame.f_back  # type: ignore[assignment]
-    if found is None:
+    if launch is None:
         return None, []
-    tuner, args = found.f_locals["self"], found.f_locals.get("args", ())
+    tuner, args = launch.f_locals["self"], launch.f_locals.get("args", ())
     # Before its first own run a tuner of Triton 3.6 has no such attribute.
     before, tuner.nargs = getattr(tuner, "nargs", None), dict(zip(tuner.arg_names, args, strict=False))
     try:
-        return tuner, list(pruned_configs(tuner, dict(found.f_locals.get("kwargs", {}))))
-    except Exception:  # the user's pruning, asked in a way that it does not expect
+        return tuner, list(pruned_configs(tuner, dict(launch.f_locals.get("kwargs", {}))))
+    except Exception:  # the user's pruning may not expect this call
         return tuner, list(tuner.configs)
     finally:
         tuner.nargs = before
 
 
 def _with_function(argument: Argument, value: Any) -> Argument:
-    """With the module of a JIT function that a constexpr is, which only a sandbox runs."""
+    """Return an argument; one that is a JIT function with its module, which only a sandbox runs."""
     if argument.dtype != FUNCTION:
         return argument
     inner = getattr(value, "value", value)
@@ -273,9 +274,9 @@ def _with_function(argument: Argument, value: Any) -> Argument:
 
 
 def _as_tensor(value: Any, name: str) -> Any:
-    """An argument with tensors in place of whatever else has an address, as Triton takes it.
+    """Return an argument with tensors in place of other objects with an address, as Triton accepts them.
 
-    Raises `ValueError` for one whose memory cannot be told.
+    Raises `ValueError` for an object whose memory is unknown.
     """
     if isinstance(value, tuple | list):
         members = [_as_tensor(v, f"{name}.{n}") for n, v in enumerate(value)]
@@ -288,66 +289,66 @@ def _as_tensor(value: Any, name: str) -> Any:
     dtype = getattr(torch, _TORCH_NAMES.get(text, text), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is of {text}, a type that torch has not")
-    around = [one for one in _live_tensors() if one[0] <= address < one[1]]
-    where = [t.device for _, _, t in around] or [getattr(value, "device", "cpu")]
-    device = torch.device(where[0])
+    spans = [span for span in _live_tensors() if span[0] <= address < span[1]]
+    devices = [t.device for _, _, t in spans] or [getattr(value, "device", "cpu")]
+    device = torch.device(devices[0])
     if is_tensor(value):
         shape, stride = tuple(value.shape), tuple(value.stride())
-    else:  # it reaches to the end of the tensor's memory that it points into
-        size = max((end for _, end, _ in around), default=address) - address
+    else:  # it extends to the end of the tensor that it points into
+        size = max((end for _, end, _ in spans), default=address) - address
         shape, stride = (size // dtype.itemsize,), (1,)
-    if min(stride, default=0) < 0 or not address or not (around or hasattr(value, "device")):
+    if min(stride, default=0) < 0 or not address or not (spans or hasattr(value, "device")):
         raise ValueError(f"{name}, of strides {stride}, lies in no memory that can be told")
     if not (size := span_of(shape, stride) * dtype.itemsize):
         return torch.empty(shape, dtype=dtype, device=device)
     if device.type == "cpu":
         flat = torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
     else:
-        about = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-        flat = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about), device=device)
+        interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        flat = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device=device)
     return flat.view(dtype).as_strided(shape, stride)
 
 
 def _live_tensors() -> list[tuple[int, int, torch.Tensor]]:
-    """(address, the one behind its last element, tensor) of all tensors of this process."""
+    """Return (address, address behind the last element, tensor) of all tensors of this process."""
     import torch
 
     results = []
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor):
-            with suppress(Exception):  # a class of others, without memory of its own
-                if one.layout == torch.strided and one.numel():
-                    size = span_of(one.shape, one.stride()) * one.element_size()
-                    results.append((one.data_ptr(), one.data_ptr() + size, one.detach()))
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.Tensor):
+            with suppress(Exception):  # a subclass without memory of its own
+                if value.layout == torch.strided and value.numel():
+                    size = span_of(value.shape, value.stride()) * value.element_size()
+                    results.append((value.data_ptr(), value.data_ptr() + size, value.detach()))
     return results
 
 
 def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tensor]) -> tuple[Argument, ...]:
-    """Arguments with the tensors that addresses among their numbers point into, which `tensors` get, too.
+    """Return the arguments, and the tensors that addresses in them point into, which are added to `tensors`.
 
-    Raises `ValueError` for addresses of memory that no tensor of the program keeps, and for one that is a number.
+    Raises `ValueError` for addresses of memory that no tensor of the program keeps, and for a scalar address.
     """
     results, live = [], None
     for argument in arguments:
         number = argument.value if argument.kind == "scalar" and isinstance(argument.value, int) else 0
-        is_one = _LEAST_ADDRESS <= number < _END_OF_ADDRESSES
+        is_address = _LEAST_ADDRESS <= number < _END_OF_ADDRESSES
         addresses = _addresses(argument.name, tensors[argument.name]) if argument.name in tensors else []
-        live = live or (_live_tensors() if is_one or any(addresses) else None)
-        around = {n: [one for one in live or () if one[0] <= n < one[1]] for n in {number, *addresses}}
-        if around.pop(number) and is_one:
+        live = live or (_live_tensors() if is_address or any(addresses) else None)
+        spans = {n: [span for span in live or () if span[0] <= n < span[1]] for n in {number, *addresses}}
+        if spans.pop(number) and is_address:
             raise ValueError(f"{argument.name} is a tensor's address, which means nothing elsewhere")
-        if not any(around.values()):
+        if not any(spans.values()):
             results.append(argument)
             continue
-        if unknown := [hex(n) for n, held in around.items() if n and not held]:
+        if unknown := [hex(n) for n, matches in spans.items() if n and not matches]:
             raise ValueError(
                 f"{argument.name} holds addresses, and no tensor of the program keeps the memory at {unknown[0]}"
             )
         places: list[list[int] | None] = []
         owners: dict[tuple[int, int], torch.Tensor] = {}
         for n in addresses:
-            if n:  # one that begins there before one that only holds it, and the largest of these
-                start, end, tensor = max(around[n], key=lambda one: (one[0] == n, one[1] - one[0]))
+            if n:  # prefer a tensor that begins at the address, then the largest one
+                start, end, tensor = max(spans[n], key=lambda span: (span[0] == n, span[1] - span[0]))
                 owners.setdefault((start, end), tensor)
             places.append([list(owners).index((start, end)), n - start] if n else None)
         results.append(replace(argument, extra={**argument.extra, ADDRESSES: places}))
@@ -359,7 +360,7 @@ def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tenso
 
 
 def _addresses(name: str, tensor: torch.Tensor) -> list[int]:
-    """The numbers of a tensor whose numbers all look like addresses, or are 0; else none.
+    """Return the numbers of a tensor if all of them look like addresses, or are 0; else none.
 
     Raises `ValueError` for too many.
     """
@@ -378,22 +379,22 @@ def _addresses(name: str, tensor: torch.Tensor) -> list[int]:
 
 
 def _launches(
-    tuner: Any, configs: Sequence[Any], given: Mapping[str, Any], grid: Any
+    tuner: Any, configs: Sequence[Any], arguments: Mapping[str, Any], grid: Any
 ) -> Iterator[CapturedLaunch]:
-    """The launch that each config would have, as far as the grid function says."""
+    """Yield the launch of each config whose grid is known."""
     if tuner is None:
         return
     heuristics = heuristic_values(tuner.fn)
-    computed = {n for layer in heuristic_layers(tuner.fn) for n in layer}
-    seen = set()
+    names = {n for layer in heuristic_layers(tuner.fn) for n in layer}
+    keys = set()
     for config in configs:
-        named = heuristics({**given, **config.all_kwargs()})
-        extent = launch_grid(grid, named, {})
+        values = heuristics({**arguments, **config.all_kwargs()})
+        extent = launch_grid(grid, values, {})
         meta = {n: _plain(v) for n, v in config.kwargs.items()}
-        if extent is None or (mark := digest(meta)) in seen:
+        if extent is None or (key := digest(meta)) in keys:
             continue
-        seen.add(mark)
-        yield CapturedLaunch(meta, extent, {n: _plain(named[n]) for n in computed if n in named})
+        keys.add(key)
+        yield CapturedLaunch(meta, extent, {n: _plain(values[n]) for n in names if n in values})
 
 
 def _plain(value: Any) -> Any:
@@ -419,7 +420,7 @@ def _overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], 
 
 
 def _moments(flat: torch.Tensor, number: int) -> TensorContents:
-    """How the finite numbers of a tensor are distributed, from a sample of those of a large one."""
+    """Return the distribution of a tensor's finite numbers, from a sample of a large one."""
     step = max(1, flat.numel() // (1 << 22))
     sample = flat[::step].cpu().float()
     sample = sample[sample.isfinite()].double()
@@ -446,11 +447,11 @@ def start_capture() -> None:
         return
     _capture = CallCapture(files, Settings.from_environment().capture == "values")
     for kind in (triton.JITFunction, InterpretedFunction):
-        kind.run = _noting(_capture, kind.run)
+        kind.run = _capturing_run(_capture, kind.run)
     atexit.register(_print_line, _capture, os.getpid())
 
 
-def _noting(capture: CallCapture, run: Callable[..., Any]) -> Callable[..., Any]:
+def _capturing_run(capture: CallCapture, run: Callable[..., Any]) -> Callable[..., Any]:
     def run_noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         take_back = _nothing if warmup else capture.note(self, args, grid, kwargs)
         try:

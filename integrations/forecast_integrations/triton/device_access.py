@@ -1,4 +1,4 @@
-"""When a tuner's candidates may be timed on the device: one decision of a process at a time, never inside a capture."""
+"""Access to the device for timing: one decision of a process at a time, never inside a capture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ one lock for all tuners, and re-entrant, it cannot deadlock when a hook calls an
 
 
 def _renew_lock() -> None:
-    """A fork has the lock as it was: held, perhaps, by a thread that is not there."""
+    """Renew the lock after a fork: a thread that the child lacks may have held it."""
     lock: Any = LOCK
     if not lock._is_owned():
         lock._at_fork_reinit()
@@ -34,13 +34,13 @@ _local = threading.local()
 
 
 def decision_depth() -> int:
-    """How many decisions this thread is inside of: hooks may call tuned kernels."""
+    """Return the depth of nested decisions of this thread: hooks may call tuned kernels."""
     return int(getattr(_local, "depth", 0))
 
 
 @contextmanager
 def inside_decision() -> Iterator[None]:
-    """A decision of this thread."""
+    """Count a decision of this thread while the block runs."""
     _local.depth = decision_depth() + 1
     try:
         yield
@@ -61,23 +61,23 @@ _RELAXED = 2
 
 @contextmanager
 def harmless_to_captures() -> Iterator[None]:
-    """Let this thread's calls leave the captures of other threads alone; nothing where there is no CUDA."""
+    """Keep this thread's calls from ending other threads' captures; do nothing without CUDA."""
     exchange = _mode_exchange()
     if exchange is None:
         yield
         return
     mode = ctypes.c_int(_RELAXED)
-    done = exchange(ctypes.byref(mode)) == 0
+    is_relaxed = exchange(ctypes.byref(mode)) == 0
     try:
         yield
     finally:
-        if done:
+        if is_relaxed:
             exchange(ctypes.byref(mode))
 
 
 @cache
 def _mode_exchange() -> Callable[[object], int] | None:
-    """`cuThreadExchangeStreamCaptureMode`, which puts this thread's mode and gives the one before."""
+    """Return `cuThreadExchangeStreamCaptureMode`, which sets this thread's mode and returns the former one."""
     import torch
 
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -90,7 +90,7 @@ def _mode_exchange() -> Callable[[object], int] | None:
 
 
 def has_own_benchmark(tuner: Tuner) -> bool:
-    """Whether the user, a subclass or a framework brought a benchmark function of their own."""
+    """Whether a tuner has a benchmark function of the user's, a subclass's or a framework's."""
     from forecast_integrations.triton.upstream import is_of_triton
 
     bench = vars(tuner).get("do_bench")  # Triton's own is here as well, once it was asked for
@@ -121,7 +121,7 @@ def is_alive() -> bool:
 
 
 def can_time(tuner: Tuner) -> bool:
-    """Whether there is a device, or a benchmark function that may do without."""
+    """Whether there is a device, or a benchmark function that may not need one."""
     return has_own_benchmark(tuner) or (has_device() and not is_interpreted())
 
 
@@ -135,20 +135,20 @@ def why_untimed(tuner: Tuner) -> str:
 
 
 def warn_early() -> None:
-    """Have Triton say here, once, what otherwise each forked child says: that its default for FP fusion will change."""
+    """Let Triton warn here, once, and not in each forked child, that its default for FP fusion will change."""
     from triton import knobs
 
     getattr(knobs.language, "fp_fusion_enabled", lambda _: None)(None)
 
 
 def untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
-    """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used.
+    """Return settings that use the best forecast where nothing can be timed (the interpreter, a stub driver).
 
-    In the background that is also where a benchmark function of the user's would hold a launch up.
+    In the background a benchmark function of the user's is not called either: it would delay a launch.
     """
     if settings.mode is Mode.BACKGROUND:
-        timed = can_time(tuner) and not has_own_benchmark(tuner)
-        return settings if timed else settings.with_(mode=Mode.SKIP)
+        can_wait = can_time(tuner) and not has_own_benchmark(tuner)
+        return settings if can_wait else settings.with_(mode=Mode.SKIP)
     if can_time(tuner):
         return settings
     if settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN):
@@ -158,12 +158,12 @@ def untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
 
 _mutex = threading.Lock()
 _open: list[list[CaptureMiss]] = []
-"""The lists of the blocks that are entered, by whichever thread: a backward pass launches on threads of its own."""
+"""The lists of the entered blocks of all threads: a backward pass launches on threads of its own."""
 
 
 @dataclass(frozen=True)
 class CaptureMiss:
-    """A key that was met inside a capture and launched with a config that nobody has timed there."""
+    """A key that was undecided inside a capture, and launched with a config that was not timed there."""
 
     kernel: str
     key: tuple[str, ...]
@@ -187,18 +187,18 @@ def allow_capture_misses() -> Iterator[list[CaptureMiss]]:
     finally:
         with _mutex:
             # Not `remove`, which compares: two empty lists are equal.
-            del _open[next(i for i, one in enumerate(_open) if one is misses)]
+            del _open[next(i for i, block in enumerate(_open) if block is misses)]
 
 
 def settings_in_capture(settings: Settings) -> Settings:
-    """How to decide a key now: nothing is timed while the current stream records a graph."""
+    """Return the settings of a decision now: nothing is timed while the current stream records a graph."""
     if settings.mode in (Mode.SKIP, Mode.BACKGROUND) or not capturing_graph():
         return settings
     return settings.with_(mode=Mode.SKIP) if _open else settings.with_(mode=Mode.FROZEN, on_miss="error")
 
 
 def note_capture_miss(problem: Problem, decision: Decision) -> None:
-    """Tell the blocks that are entered of a key that was launched undecided."""
+    """Add a key that was launched undecided to the lists of the entered blocks."""
     miss = CaptureMiss(problem.kernel.name, problem.key, decision)
     with _mutex:
         for misses in _open:

@@ -492,7 +492,7 @@ class TuningEngine:
         texts = TracedTexts(problem.arguments)
         texts.merge(self._ttir_texts.get(kind, texts))
 
-        def hear(later: Decision, candidates: Collection[Candidate]) -> None:
+        def on_decision(later: Decision, candidates: Collection[Candidate]) -> None:
             self._note_compiled(kind, stand_in, candidates)
             self.last = later
 
@@ -509,7 +509,7 @@ class TuningEngine:
             self._surrogate(),
             self.options.policy,
             tuple(self._compilations.get(kind, ())),
-            hear,
+            on_decision,
         )
         self.pending[key] = PendingKey(key_decision, config, self.pending)
         BACKGROUND.add(self.pending[key], call.args, call.kwargs)

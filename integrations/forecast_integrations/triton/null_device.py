@@ -48,7 +48,7 @@ class NullDevice:
     """Stands in for `triton.runtime.driver.active`; see `null_device()`."""
 
     computes = False
-    """Whether its launches write results: without any, none can be compared."""
+    """Whether launches write results, which could be compared."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class NullDevice:
 
 class _NullUtils:
     def __init__(self, device: Device) -> None:
-        self._of = device
+        self._device = device
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {
-            "max_shared_mem": self._of.shared_memory_bytes,
-            "multiprocessor_count": self._of.multiprocessors,
-            "max_num_regs": self._of.registers_per_multiprocessor,
-            "warpSize": self._of.warp_size,
+            "max_shared_mem": self._device.shared_memory_bytes,
+            "multiprocessor_count": self._device.multiprocessors,
+            "max_num_regs": self._device.registers_per_multiprocessor,
+            "warpSize": self._device.warp_size,
         }
 
     def load_binary(
@@ -144,15 +144,15 @@ class _NullEvent:
     def __init__(self, device: NullDevice) -> None:
         self._device = device
         self.at = 0.0
-        self._asked = False
+        self._was_queried = False
 
     def record(self, stream: int | None = None) -> None:
         self.at = self._device.now_ms
-        self._asked = False
+        self._was_queried = False
 
     def query(self) -> bool:
         # Done when asked a second time: a device is always a little behind its host.
-        before, self._asked = self._asked, True
+        before, self._was_queried = self._was_queried, True
         return before
 
     def synchronize(self) -> None:

@@ -32,7 +32,7 @@ class PreparedKey:
     """`decided`: measured now. `stored`: the store knew. `forecast`: nothing could be timed. `known`: decided in this
     process before. `single`: there is one config. `pending`: decided in the background. `failed`: see `trouble`."""
     decision: Decision | None = None
-    """Where one was made."""
+    """The decision, if one was made."""
     trouble: str = ""
 
 
@@ -46,17 +46,17 @@ class Preparation:
 
     @property
     def failed(self) -> tuple[PreparedKey, ...]:
-        """Those that will have to be decided when they are launched."""
-        return tuple(one for one in self.keys if one.status == "failed")
+        """The keys that only a launch can decide."""
+        return tuple(key for key in self.keys if key.status == "failed")
 
     def count(self, status: str) -> int:
-        """How many keys have this status."""
-        return sum(one.status == status for one in self.keys)
+        """Return the number of keys with this status."""
+        return sum(key.status == status for key in self.keys)
 
     def __str__(self) -> str:
-        counted = Counter(one.status for one in self.keys)
-        shown = ", ".join(f"{number} {status}" for status, number in sorted(counted.items()))
-        return f"{self.kernel}: {shown or 'no calls'}"
+        counts = Counter(key.status for key in self.keys)
+        text = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+        return f"{self.kernel}: {text or 'no calls'}"
 
 
 def prepare(kernel: object, calls: Iterable[Mapping[str, Any]]) -> Preparation:
@@ -85,12 +85,12 @@ def prepare(kernel: object, calls: Iterable[Mapping[str, Any]]) -> Preparation:
         )
     if capturing_graph():
         raise CaptureError("prepare() was called inside a CUDA-graph capture, where nothing can be timed")
-    done = tuple(_prepared(tuner, parts, heuristics, call) for call in calls)
-    return Preparation(str(tuner.base_fn.__name__), done)
+    outcomes = tuple(_decide_call(tuner, parts, heuristics, call) for call in calls)
+    return Preparation(str(tuner.base_fn.__name__), outcomes)
 
 
 def _tuner_of(kernel: object) -> tuple[Tuner, list[Mapping[str, Any]]]:
-    """The tuner in or under `kernel`, and what heuristics above it compute, outermost first."""
+    """Return the tuner in or under `kernel`, and the heuristics above it, outermost first."""
     from triton.runtime.autotuner import Autotuner
 
     layer: Any = kernel
@@ -105,7 +105,7 @@ def _tuner_of(kernel: object) -> tuple[Tuner, list[Mapping[str, Any]]]:
     return tuner, layers
 
 
-def _prepared(
+def _decide_call(
     tuner: Tuner,
     parts: tuple[TuningEngine, KeyMaker],
     heuristics: list[Mapping[str, Any]],
@@ -120,34 +120,34 @@ def _prepared(
                 kwargs[name] = compute({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs})
         make_key.learn_addresses(engine.text, tuner.fn, args, kwargs)
         key = make_key(tuner.keys, args, kwargs)
-        shown = tuple(key_texts(key))
+        texts = tuple(key_texts(key))
         if len(tuner.configs) < 2 and not engine.has_variants:
-            return PreparedKey(shown, "single")
+            return PreparedKey(texts, "single")
         with LOCK:
             if key in tuner.cache:
-                return PreparedKey(shown, "known")
+                return PreparedKey(texts, "known")
             if key in engine.pending:
-                return PreparedKey(shown, "pending")
+                return PreparedKey(texts, "pending")
             before, mode = engine.last, engine.options.mode
             if engine.options.settings().mode is Mode.BACKGROUND:
                 engine.options.mode = Mode.TUNE
             try:
-                engine.resolve(tuner, key, *_copied_call(args, kwargs))
+                engine.resolve(tuner, key, *_copy_of_call(args, kwargs))
             finally:
                 engine.options.mode = mode
             if key not in tuner.cache:
-                return PreparedKey(shown, "pending")
+                return PreparedKey(texts, "pending")
             if engine.last is before or engine.last is None:
-                return PreparedKey(shown, "single")
-            return PreparedKey(shown, _STATUS[engine.last.evidence], engine.last)
+                return PreparedKey(texts, "single")
+            return PreparedKey(texts, _STATUS[engine.last.evidence], engine.last)
     except Exception as error:
         return PreparedKey(tuple(key_texts(key)), "failed", trouble=f"{type(error).__name__}: {error}"[:500])
 
 
-def _copied_call(
+def _copy_of_call(
     args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The call on copies of its tensors, of which its launch grid knows, too. Raises `UncopyableArgumentsError`."""
+    """Return the call on copies of its tensors, also in its grid function. Raises `UncopyableArgumentsError`."""
     new_args, new_kwargs = copied_arguments(args, kwargs)
     copies = {id(old): new for old, new in zip(args, new_args, strict=True)}
     copies |= {id(kwargs[name]): new for name, new in new_kwargs.items()}
@@ -161,13 +161,13 @@ def _copied_call(
 
 def _split(tuner: Tuner, call: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
     """The call as Triton makes it: as many arguments as possible by position. Raises `TypeError`."""
-    left = dict(call)
-    if "grid" not in left:
+    arguments = dict(call)
+    if "grid" not in arguments:
         raise TypeError("a call needs its launch grid, under the name grid")
     positional = []
     for name in tuner.arg_names:
-        if name not in left:
+        if name not in arguments:
             break
-        positional.append(left.pop(name))
-    left.setdefault("warmup", False)
-    return tuple(positional), left
+        positional.append(arguments.pop(name))
+    arguments.setdefault("warmup", False)
+    return tuple(positional), arguments

@@ -1,6 +1,6 @@
-"""`run --recording FOLDER`: what a program launches, how long its steps take, and calls of its functions of torch code.
+"""`run --recording FOLDER`: a program's launches, the times of its steps, and calls of its functions of torch code.
 
-The folder's plan says what is recorded and which functions run a verified source. Nothing that fails here ends the
+The folder's plan lists the functions to record and those that run a verified source. No failure here ends the
 program: it is recorded as far as possible.
 """
 
@@ -43,8 +43,8 @@ from forecast_autotune.store.files import write_atomically
 _MOST_FORMS = 3
 _MOST_LAUNCHES = 100_000
 _MOST_CHECKS = 64
-_COMPARED_CALLS = 20
-"""Calls of a replaced function that are compared from the first on; of later ones, one in so many."""
+_FIRST_COMPARISONS = 20
+"""First calls of a replaced function, which are all compared; of later calls one in so many is."""
 _OBSERVE = "__forecast_autotune_observe__"
 
 
@@ -65,37 +65,37 @@ class ProgramRecorder:
         self._steps: deque[tuple[float, float]] = deque(maxlen=_MOST_LAUNCHES)
         self._checks: list[Any] = []
         self._differences: dict[str, float] = {}
-        self._replaced: dict[str, int] = {}
-        self._watched = {*self.plan.functions, *self.plan.replaced, self.plan.step, self.plan.check} - {""}
+        self._replacement_calls: dict[str, int] = {}
+        self._functions = {*self.plan.functions, *self.plan.replaced, self.plan.step, self.plan.check} - {""}
         self._finder = FunctionFinder(self) if self.plan.discover else None
         self.turns = StepBlocks(self.plan)
         self._profiler: Any = None
-        self._began = 0.0
+        self._begin = 0.0
 
     def start(self) -> None:
-        """Begin, right before the program does: `sys.path` is the program's own."""
-        if "RANK" not in os.environ:  # all children of a rank have its number
+        """Begin right before the program, when `sys.path` is the program's own."""
+        if "RANK" not in os.environ:  # a rank's children inherit its number
             os.environ[RANK_FOLDER] = str(self.folder)
         atexit.register(self._write, os.getpid())
-        for module in {name.partition(":")[0] for name in self._watched} - {"__main__"}:
+        for module in {name.partition(":")[0] for name in self._functions} - {"__main__"}:
             self._observe_module(module)
         if self.plan.compare and self.plan.serve:
             self._compare_variants()
         if self.plan.block and self.plan.serve:
             self._serve_in_turns()
         self._profiler = _device_profiler() if self.plan.profile else None
-        self._began = time.perf_counter()
+        self._begin = time.perf_counter()
         if self._finder is not None:
             sys.setprofile(self._finder.look)
 
     def code_of_main(self, data: bytes, path: str) -> types.CodeType | None:
-        """The program's code with its watched functions decorated; None where none of them is in it."""
-        watched = {n.partition(":")[2] for n in self._watched if n.startswith("__main__:")}
-        if not watched:
+        """Return the program's code with the plan's functions decorated; None where it has none of them."""
+        names = {n.partition(":")[2] for n in self._functions if n.startswith("__main__:")}
+        if not names:
             return None
         tree = ast.parse(data, path)
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name in watched:
+            if isinstance(node, ast.FunctionDef) and node.name in names:
                 place = {
                     n: getattr(node, n) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset")
                 }
@@ -105,71 +105,71 @@ class ProgramRecorder:
     @property
     def names_for_main(self) -> dict[str, Any]:
         """Names that the program's module needs for its decorated functions."""
-        return {_OBSERVE: lambda fn: self._observed(f"__main__:{fn.__name__}", fn)}
+        return {_OBSERVE: lambda fn: self._wrapper(f"__main__:{fn.__name__}", fn)}
 
     def add_launch(self, name: str, start: float, seconds: float) -> None:
         """Note one launch."""
         self._launches.append((self._names.setdefault(name, len(self._names)), start, seconds))
 
     def _observe_module(self, name: str) -> None:
-        with suppress(Exception):  # the program meets the same error by itself
+        with suppress(Exception):  # the program will raise the same error
             module = importlib.import_module(name)
-            for watched in self._watched:
-                place, _, function = watched.partition(":")
+            for qualified_name in self._functions:
+                place, _, function = qualified_name.partition(":")
                 if place == name and callable(fn := getattr(module, function, None)):
-                    setattr(module, function, self._observed(watched, fn))
+                    setattr(module, function, self._wrapper(qualified_name, fn))
 
-    def _observed(self, name: str, fn: Any) -> Any:
+    def _wrapper(self, name: str, fn: Any) -> Any:
         call = fn
         if name in self.plan.functions or name in self.plan.replaced:
-            call = self._timed(name, fn)
+            call = self._timing_wrapper(name, fn)
         if name == self.plan.check:
-            call = self._kept(call)
-        return functools.wraps(fn)(self._stepped(name, call) if name == self.plan.step else call)
+            call = self._result_wrapper(call)
+        return functools.wraps(fn)(self._step_wrapper(name, call) if name == self.plan.step else call)
 
-    def _timed(self, name: str, fn: Any) -> Callable[..., Any]:
+    def _timing_wrapper(self, name: str, fn: Any) -> Callable[..., Any]:
         replacement = self.plan.replaced.get(name)
-        chosen = fn if replacement is None else self._replacing(name, fn, replacement)
+        call = fn if replacement is None else self._replacement_wrapper(name, fn, replacement)
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            result = chosen(*args, **kwargs)
-            seconds = time.perf_counter() - began
-            self.add_launch(name, began, seconds)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = call(*args, **kwargs)
+            seconds = time.perf_counter() - begin
+            self.add_launch(name, begin, seconds)
             self.turns.count(name, seconds)
             return result
 
-        return timed
+        return wrapper
 
-    def _stepped(self, name: str, fn: Any) -> Callable[..., Any]:
-        def stepped(*args: Any, **kwargs: Any) -> Any:
+    def _step_wrapper(self, name: str, fn: Any) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             _synchronize()
-            began = time.perf_counter()
+            begin = time.perf_counter()
             result = fn(*args, **kwargs)
             _synchronize()
-            seconds = time.perf_counter() - began
-            self._steps.append((began, seconds))
+            seconds = time.perf_counter() - begin
+            self._steps.append((begin, seconds))
             self.turns.count(name, seconds)
             return result
 
-        return stepped
+        return wrapper
 
-    def _kept(self, fn: Any) -> Callable[..., Any]:
-        def kept(*args: Any, **kwargs: Any) -> Any:
+    def _result_wrapper(self, fn: Any) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
-            if len(self._checks) < (_MOST_CHECKS if self.plan.compare else 1):  # one tells that it is called
+            if len(self._checks) < (_MOST_CHECKS if self.plan.compare else 1):  # one proves the call
                 with suppress(Exception):
-                    self._checks.append(_copied(result))
+                    self._checks.append(_cpu_copy(result))
             return result
 
-        return kept
+        return wrapper
 
-    def _replacing(self, name: str, fn: Any, source: str) -> Callable[..., Any]:
+    def _replacement_wrapper(self, name: str, fn: Any, source: str) -> Callable[..., Any]:
         module = types.ModuleType("forecast_autotune_replacement")
         exec(compile(source, f"<source of {name}>", "exec"), vars(module))
         signature = inspect.signature(fn)
 
-        def replacing(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
@@ -177,18 +177,18 @@ class ProgramRecorder:
             bound.apply_defaults()
             if not self.turns.on or not module.covers(**bound.arguments):
                 return fn(*args, **kwargs)
-            compared = self._counts_compared(name)
+            must_compare = self._must_compare(name)
             result = module.run(**{n: v for n, v in bound.arguments.items() if _is_tensor(v)})
-            if self.plan.compare and compared:
+            if self.plan.compare and must_compare:
                 self._note_difference(name, relative_difference(fn, bound.arguments, result))
             return result
 
-        return replacing
+        return wrapper
 
-    def _counts_compared(self, name: str) -> bool:
-        """Count a replaced call; whether it is one to compare: of the first ones, or one of many later."""
-        count = self._replaced[name] = self._replaced.get(name, 0) + 1
-        return count <= _COMPARED_CALLS or count % _COMPARED_CALLS == 0
+    def _must_compare(self, name: str) -> bool:
+        """Count a replaced call; returns whether to compare it: one of the first, or one of many later."""
+        count = self._replacement_calls[name] = self._replacement_calls.get(name, 0) + 1
+        return count <= _FIRST_COMPARISONS or count % _FIRST_COMPARISONS == 0
 
     def _note_difference(self, name: str, difference: float) -> None:
         self._differences[name] = max(difference, self._differences.get(name, 0.0))
@@ -198,11 +198,11 @@ class ProgramRecorder:
             from forecast_integrations.triton import engine
             from forecast_integrations.triton.variants import loading
 
-            compared = self.compared(loading.launch_variant)
-            vars(engine)["launch_variant"] = vars(loading)["launch_variant"] = compared
+            compare = self.compared(loading.launch_variant)
+            vars(engine)["launch_variant"] = vars(loading)["launch_variant"] = compare
 
     def _serve_in_turns(self) -> None:
-        """Launch the base, as if there were no variants, while it is its turn."""
+        """Launch the base, as if there were no variants, while the base has its turn."""
         with suppress(Exception):  # without Triton nothing is launched
             from forecast_integrations.triton import engine, untuned
             from forecast_integrations.triton.problem.source import innermost
@@ -213,7 +213,7 @@ class ProgramRecorder:
             )
 
             launch, run, turns = engine._launch, untuned.ServedKernel.run, self.turns
-            again, bases = CompiledVariant._launch, dict[int, tuple[CompiledVariant, Any]]()
+            launch_compiled, bases = CompiledVariant._launch, dict[int, tuple[CompiledVariant, Any]]()
 
             def launch_in_turns(
                 tuner: Any, config: Any, args: Any, kwargs: dict[str, Any], form: Any = None
@@ -225,27 +225,27 @@ class ProgramRecorder:
                     turns.count(innermost(tuner.fn).__name__)
                 return result
 
-            def run_in_turns(served: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            def run_in_turns(kernel: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 if turns.on:
-                    return run(served, args, kwargs)
-                result = served.jit.run(*args, **kwargs)
-                turns.count(served.jit.__name__)
+                    return run(kernel, args, kwargs)
+                result = kernel.jit.run(*args, **kwargs)
+                turns.count(kernel.jit.__name__)
                 return result
 
-            def launch_kept_in_turns(kept: CompiledVariant, grid: Any, *args: Any) -> Any:
+            def launch_compiled_in_turns(variant: CompiledVariant, grid: Any, *args: Any) -> Any:
                 if turns.on:
-                    result = again(kept, grid, *args)
+                    result = launch_compiled(variant, grid, *args)
                 else:
-                    if id(kept) not in bases:
-                        config, kwargs = kept.call(grid, args)
-                        base = launch_base(kept.tuner, config, (), {**kwargs, "warmup": True})
-                        bases[id(kept)] = kept, base
-                    result = bases[id(kept)][1][grid](*args)  # as the wrapper would
-                turns.count(innermost(kept.tuner.fn).__name__)
+                    if id(variant) not in bases:
+                        config, kwargs = variant.call(grid, args)
+                        base = launch_base(variant.tuner, config, (), {**kwargs, "warmup": True})
+                        bases[id(variant)] = variant, base
+                    result = bases[id(variant)][1][grid](*args)  # as the wrapper would
+                turns.count(innermost(variant.tuner.fn).__name__)
                 return result
 
             vars(engine)["_launch"] = launch_in_turns
-            setattr(CompiledVariant, "_launch", launch_kept_in_turns)  # noqa: B010
+            setattr(CompiledVariant, "_launch", launch_compiled_in_turns)  # noqa: B010
             setattr(untuned.ServedKernel, "run", run_in_turns)  # noqa: B010
 
     def compared(self, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,21 +259,21 @@ class ProgramRecorder:
             if not config.function.covers(args, kwargs):
                 return launch(tuner, config, args, kwargs)
             name = innermost(tuner.fn).__name__
-            if not self._counts_compared(name) or _records_graph():
+            if not self._must_compare(name) or _records_graph():
                 return launch(tuner, config, args, kwargs)
-            # Without autograd's count of what is written to: what it has saved is the same again in the end.
+            # `data` hides the writes from autograd's version counts: in the end its saved tensors are unchanged.
             tensors = [v.data for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
             try:
-                before, theirs = ([t.clone() for t in tensors] for _ in range(2))
+                before, copies = ([t.clone() for t in tensors] for _ in range(2))
             except RuntimeError:  # the device has no memory for it
                 return launch(tuner, config, args, kwargs)
             result = launch(tuner, config, args, dict(kwargs))
-            for kept, tensor in zip(theirs, tensors, strict=True):
-                kept.copy_(tensor)
-            for tensor, kept in zip(tensors, before, strict=True):
-                tensor.copy_(kept)
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor)
+            for tensor, copy in zip(tensors, before, strict=True):
+                tensor.copy_(copy)
             launch_base(tuner, config, args, kwargs)
-            self._note_difference(name, max(map(_distance, theirs, tensors), default=0.0))
+            self._note_difference(name, max(map(_distance, copies, tensors), default=0.0))
             return result
 
         return compare
@@ -284,14 +284,14 @@ class ProgramRecorder:
         if os.getpid() != owner or (self.folder / RECORDING_FILE).exists():
             return  # a forked child, or the launcher of a rank that has been recorded
         sys.setprofile(None)
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._begin
         device, peak = None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         blocks: list[TurnBlock] = []
         with suppress(Exception):
-            listed = _device_launches(self._profiler)
-            for name, start, duration in listed:
+            launches = _device_launches(self._profiler)
+            for name, start, duration in launches:
                 self.add_launch(name, start, duration)
-            blocks = self.turns.blocks(listed)
+            blocks = self.turns.blocks(launches)
         torch = sys.modules.get("torch")
         if (cuda := _cuda()) is not None:
             with suppress(Exception):
@@ -309,9 +309,9 @@ class ProgramRecorder:
             names=tuple(self._names),
             launches=tuple(self._launches),
             steps=tuple(self._steps),
-            functions=() if self._finder is None else tuple(self._finder.listed()),
+            functions=() if self._finder is None else tuple(self._finder.functions()),
             differences=self._differences,
-            replaced_calls=self._replaced,
+            replaced_calls=self._replacement_calls,
             peak_bytes=int(peak),
             blocks=tuple(blocks),
             unturned=tuple(self.turns.unturned),
@@ -320,67 +320,67 @@ class ProgramRecorder:
 
 
 class StepBlocks:
-    """Blocks of steps with the sources that are to be proved, and blocks without, in turns: one border between two.
+    """Blocks of steps with and without the sources under proof, in turns, with a border between two blocks.
 
-    The first block ends at the first border; it has the program's start, and does not count. It is served, so that
-    wrappers of tuners that keep what a launch returned keep what can take turns.
+    The first block ends at the first border; it has the program's start, and does not count. It runs the sources, so
+    that wrappers of tuners which keep the result of a launch keep an object that can take turns.
     """
 
     def __init__(self, plan: RecordingPlan) -> None:
         self._plan = plan
         self.on = True
-        """Whether sources are served now."""
+        """Whether launches run the sources now."""
         self._calls = 0
         self._borders: list[tuple[Any, bool, int]] = []
-        """Time, whether the block before it was served, its most memory."""
-        self._settled: list[Any] = []
+        """Time of the border, whether the block before it ran the sources, and that block's peak of memory."""
+        self._starts: list[Any] = []
         """The time at which a block begins to count, from the second block on."""
-        self._launched: dict[str, list[int]] = defaultdict(list)
-        """The block of every launch of a kernel; 0 for those that do not count."""
-        self._timed: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._launch_blocks: dict[str, list[int]] = defaultdict(list)
+        """The block of every launch of a kernel; 0 for launches that do not count."""
+        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
         """Seconds of launches, by name and block."""
         self.unturned: list[str] = []
 
     def count(self, name: str, seconds: float | None = None) -> None:
-        """Note a call that has ended; a function's with its seconds. It may be the last one of its block."""
+        """Count a call that has ended, a function's with its seconds; the block may end with it."""
         if not self._plan.block:
             return
-        block = len(self._borders) if len(self._settled) == len(self._borders) else 0
+        block = len(self._borders) if len(self._starts) == len(self._borders) else 0
         if seconds is None:
-            self._launched[name].append(block)
+            self._launch_blocks[name].append(block)
         else:
-            self._timed[name, block].append(seconds)
+            self._seconds[name, block].append(seconds)
         if name == self._plan.marker and not _records_graph():
             self._calls += 1
             if self._borders and self._calls % self._plan.block == self._plan.settling:
-                self._settled.append(_stamp())
+                self._starts.append(_stamp())
             if self._calls % self._plan.block == 0:
                 peak = _peak_since() if self._plan.profile else 0
                 self._borders.append((_stamp(), self.on, peak))
-                # Two blocks of a kind follow each other, so that what drifts favours neither.
+                # Two blocks of a kind follow each other, so that drift favours neither.
                 self.on = self._plan.served_first != bool(len(self._borders) // 2 % 2)
 
     def blocks(self, launches: Sequence[tuple[str, float, float]]) -> list[TurnBlock]:
-        """The blocks, given name, start and seconds of the device's launches in order, as far as they were timed."""
-        timed = defaultdict(list)
+        """Return the blocks; `launches` are name, start and seconds of the device's launches that were timed."""
+        by_name = defaultdict(list)
         for name, _, seconds in launches:
-            timed[name].append(seconds)
-        self.unturned = [n for n, listed in timed.items() if len(listed) != len(self._launched[n])]
-        for name, blocks in self._launched.items():
-            for number, seconds in zip(blocks, timed[name], strict=False):
-                self._timed[name, number].append(seconds)
+            by_name[name].append(seconds)
+        self.unturned = [n for n, times in by_name.items() if len(times) != len(self._launch_blocks[n])]
+        for name, numbers in self._launch_blocks.items():
+            for number, seconds in zip(numbers, by_name[name], strict=False):
+                self._seconds[name, number].append(seconds)
         medians: dict[int, dict[str, float]] = defaultdict(dict)
-        for (name, number), listed in self._timed.items():
-            medians[number][name] = statistics.median(listed)
+        for (name, number), times in self._seconds.items():
+            medians[number][name] = statistics.median(times)
         _synchronize()
-        found = []
-        for number, (begin, (end, served, peak)) in enumerate(
-            zip(self._settled, self._borders[1:], strict=False), 1
+        blocks = []
+        for number, (begin, (end, is_served, peak)) in enumerate(
+            zip(self._starts, self._borders[1:], strict=False), 1
         ):
-            steps = self._timed.get((self._plan.step, number))
+            steps = self._seconds.get((self._plan.step, number))
             seconds = sum(steps) if steps else _elapsed(begin, end)
-            found.append(TurnBlock(served, seconds, peak, medians[number]))
-        return found
+            blocks.append(TurnBlock(is_served, seconds, peak, medians[number]))
+        return blocks
 
 
 def _cuda() -> Any:
@@ -390,7 +390,7 @@ def _cuda() -> Any:
 
 
 def _records_graph() -> bool:
-    """Whether what is launched now runs later, in a CUDA graph, and then without us."""
+    """Whether launches are recorded into a CUDA graph now, and run later without us."""
     return (cuda := _cuda()) is not None and cuda.is_current_stream_capturing()
 
 
@@ -400,7 +400,7 @@ def _synchronize() -> None:
 
 
 def _stamp() -> Any:
-    """The time at which the device gets here; the host's without one."""
+    """Return an event for the device's time at this point; the host's time without a device."""
     if (cuda := _cuda()) is None:
         return time.perf_counter()
     event = cuda.Event(enable_timing=True)
@@ -413,7 +413,7 @@ def _elapsed(begin: Any, end: Any) -> float:
 
 
 def _peak_since() -> int:
-    """The most memory since the last call: the device's, as torch allocated it, or the process's where Linux tells."""
+    """Return the peak of memory since the last call: torch's on the device, or the process's where Linux tells."""
     if (cuda := _cuda()) is not None:
         peak = int(cuda.max_memory_allocated())
         cuda.reset_peak_memory_stats()
@@ -426,14 +426,14 @@ def _peak_since() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _copied(value: Any) -> Any:
-    """Tensors of a nest of lists and mappings as copies on the CPU, numbers as they are."""
+def _cpu_copy(value: Any) -> Any:
+    """Return nested lists and mappings with copies of their tensors on the CPU; numbers unchanged."""
     if hasattr(value, "detach"):
         return value.detach().cpu().clone()
     if isinstance(value, Mapping):
-        return {str(k): _copied(v) for k, v in value.items()}
+        return {str(k): _cpu_copy(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_copied(v) for v in value]
+        return [_cpu_copy(v) for v in value]
     return value if isinstance(value, bool | int | float) else None
 
 
@@ -458,47 +458,47 @@ def _device_launches(profiler: Any) -> list[tuple[str, float, float]]:
 
     profiler.stop()
     events = [e for e in profiler.profiler.kineto_results.events() if e.device_type() == DeviceType.CUDA]
-    listed = [(e.name(), e.start_ns() * 1e-9, e.duration_ns() * 1e-9) for e in events]
-    return sorted((e for e in listed if not e[0].startswith(("Memcpy", "Memset"))), key=lambda e: e[1])
+    launches = [(e.name(), e.start_ns() * 1e-9, e.duration_ns() * 1e-9) for e in events]
+    return sorted((e for e in launches if not e[0].startswith(("Memcpy", "Memset"))), key=lambda e: e[1])
 
 
-def relative_difference(fn: Any, arguments: Mapping[str, Any], result: Any) -> float:
-    """How far results lie from the original's, as a multiple of what is accepted; infinite for other shapes.
+def relative_difference(fn: Any, arguments: Mapping[str, Any], value: Any) -> float:
+    """Return the distance of results from the original's, as a multiple of the limit; 1e9 for other shapes.
 
-    Accepted is four times the original's own distance from itself in float64, and some rounding of its results.
+    The limit is four times the original's own distance from itself in float64, and some rounding of its results.
     """
     import torch
 
     with torch.no_grad():
-        own = _listed(fn(**arguments))
+        own = _as_list(fn(**arguments))
         wide = {n: v.double() if _is_tensor(v) and v.is_floating_point() else v for n, v in arguments.items()}
         try:
-            exact = _listed(fn(**wide))
+            exact = _as_list(fn(**wide))
         except Exception:  # a function with a dtype of its own
             exact = [t.double() if t.is_floating_point() else t for t in own]
-    theirs, worst = _listed(result), 0.0
-    if len(own) != len(theirs):
+    results, worst = _as_list(value), 0.0
+    if len(own) != len(results):
         return 1e9
-    for mine, new, truth in zip(own, theirs, exact, strict=True):
-        if mine.shape != new.shape or mine.dtype != new.dtype:
+    for original, result, truth in zip(own, results, exact, strict=True):
+        if original.shape != result.shape or original.dtype != result.dtype:
             return 1e9
-        if not mine.is_floating_point():
-            worst = max(worst, 0.0 if bool(torch.equal(mine, new)) else 1e9)
+        if not original.is_floating_point():
+            worst = max(worst, 0.0 if bool(torch.equal(original, result)) else 1e9)
             continue
-        finite = mine.isfinite()
-        if not bool(torch.equal(finite, new.isfinite())):
+        finite = original.isfinite()
+        if not bool(torch.equal(finite, result.isfinite())):
             return 1e9
-        distance = (new.double() - truth.double())[finite].abs()
-        allowed = 4 * (mine.double() - truth.double())[finite].abs().max() if distance.numel() else 0.0
+        distance = (result.double() - truth.double())[finite].abs()
+        allowed = 4 * (original.double() - truth.double())[finite].abs().max() if distance.numel() else 0.0
         scale = truth.double()[finite].abs()
-        limit = allowed + 8 * torch.finfo(mine.dtype).eps * (scale + scale.mean())
+        limit = allowed + 8 * torch.finfo(original.dtype).eps * (scale + scale.mean())
         if distance.numel():
             worst = max(worst, min(1e9, float((distance / limit.clamp_min(1e-300)).max())))
     return worst
 
 
 def _distance(new: Any, own: Any) -> float:
-    """How far a kernel's result lies from the original's, as a multiple of what is accepted: both are rounded."""
+    """Return the distance of a kernel's result from the original's, as a multiple of a limit for rounding errors."""
     import torch
 
     if not own.is_floating_point():
@@ -512,7 +512,7 @@ def _distance(new: Any, own: Any) -> float:
     return min(1e9, float((a - b).norm() / b.norm().clamp_min(1e-300)) / limit) if b.numel() else 0.0
 
 
-def _listed(result: Any) -> list[Any]:
+def _as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
@@ -520,8 +520,8 @@ def _listed(result: Any) -> list[Any]:
 
 
 @dataclass
-class _CalledFunction:
-    """A function that has been called."""
+class _FunctionRecord:
+    """The calls of one function so far."""
 
     name: str
     file: str
@@ -538,8 +538,8 @@ class FunctionFinder:
     def __init__(self, recorder: ProgramRecorder) -> None:
         self._recorder = recorder
         self._root = recorder.plan.root.rstrip("/") + "/"
-        self._known: dict[types.CodeType, _CalledFunction | None] = {}
-        self._open: list[tuple[Any, _CalledFunction, float, Any, float]] = []
+        self._functions: dict[types.CodeType, _FunctionRecord | None] = {}
+        self._open: list[tuple[Any, _FunctionRecord, float, Any, float]] = []
         """Frame, candidate, start, the arguments of a new form, and seconds inside of other candidates."""
 
     def look(self, frame: types.FrameType, event: str, value: Any) -> None:
@@ -552,33 +552,33 @@ class FunctionFinder:
     def _look(self, frame: types.FrameType, event: str, value: Any) -> None:
         if event == "call":
             code = frame.f_code
-            candidate = self._known.get(code, self)
+            candidate = self._functions.get(code, self)
             if candidate is self:
-                candidate = self._known[code] = self._candidate(frame)
-            if isinstance(candidate, _CalledFunction):
-                noted = self._noted(candidate, frame)
-                self._open.append((frame, candidate, time.perf_counter(), noted, 0.0))
+                candidate = self._functions[code] = self._candidate(frame)
+            if isinstance(candidate, _FunctionRecord):
+                new_form = self._new_form(candidate, frame)
+                self._open.append((frame, candidate, time.perf_counter(), new_form, 0.0))
         elif event == "return" and self._open and self._open[-1][0] is frame:
             now = time.perf_counter()
-            _, candidate, began, noted, inside = self._open.pop()
-            if noted is not None:
-                self._close(candidate, noted, value)
+            _, candidate, begin, new_form, inside = self._open.pop()
+            if new_form is not None:
+                self._close(candidate, new_form, value)
             candidate.calls += 1
-            candidate.seconds += now - began - inside
-            self._recorder.add_launch(candidate.name, began, now - began - inside)
+            candidate.seconds += now - begin - inside
+            self._recorder.add_launch(candidate.name, begin, now - begin - inside)
             if self._open:
-                *others, above = self._open[-1]
-                self._open[-1] = (*others, above + time.perf_counter() - began)
+                *head, inside_s = self._open[-1]
+                self._open[-1] = (*head, inside_s + time.perf_counter() - begin)
 
-    def listed(self) -> list[TorchFunction]:
+    def functions(self) -> list[TorchFunction]:
         """The functions that were called, the one that took longest first."""
-        met = [c for c in self._known.values() if c is not None and (c.forms or c.problem)]
+        functions = [c for c in self._functions.values() if c is not None and (c.forms or c.problem)]
         return [
             TorchFunction(c.name, c.file, c.calls, c.seconds, tuple(c.forms.values()), c.problem)
-            for c in sorted(met, key=lambda c: -c.seconds)
+            for c in sorted(functions, key=lambda c: -c.seconds)
         ]
 
-    def _candidate(self, frame: types.FrameType) -> _CalledFunction | None:
+    def _candidate(self, frame: types.FrameType) -> _FunctionRecord | None:
         code, names = frame.f_code, frame.f_globals
         if code.co_filename.startswith("<") or code.co_name.startswith("<"):
             return None
@@ -591,35 +591,35 @@ class FunctionFinder:
         # While a module is executed its functions appear one by one.
         if getattr(fn, "__code__", None) is not code or hasattr(fn, "__wrapped__"):
             return None
-        return _CalledFunction(f"{names.get('__name__', '')}:{code.co_name}", file, code)
+        return _FunctionRecord(f"{names.get('__name__', '')}:{code.co_name}", file, code)
 
-    def _noted(self, candidate: _CalledFunction, frame: types.FrameType) -> Any:
-        """The arguments of a form that has not been met, with the versions of its tensors; None for others."""
+    def _new_form(self, candidate: _FunctionRecord, frame: types.FrameType) -> Any:
+        """Return a new form of arguments, with the arguments and their tensors' versions; None for a known form."""
         if candidate.problem:
             return None
         code, values = frame.f_code, frame.f_locals
-        named = {n: values[n] for n in _parameters(code)}
-        form = tuple(map(_form_of, named.values()))
+        arguments = {n: values[n] for n in _parameters(code)}
+        form = tuple(map(_form_of, arguments.values()))
         if form in candidate.forms or len(candidate.forms) >= _MOST_FORMS:
             return None
         try:
-            arguments = tuple(_argument(n, v) for n, v in named.items())
+            records = tuple(_argument(n, v) for n, v in arguments.items())
         except ValueError as error:
             candidate.problem = str(error)
             return None
         if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR):
             candidate.problem = "it takes any number of arguments, or yields"
             return None
-        tensors = {n: v for n, v in named.items() if _is_tensor(v)}
-        return form, arguments, {n: (t, t._version) for n, t in tensors.items()}
+        tensors = {n: v for n, v in arguments.items() if _is_tensor(v)}
+        return form, records, {n: (t, t._version) for n, t in tensors.items()}
 
-    def _close(self, candidate: _CalledFunction, noted: Any, result: Any) -> None:
-        form, arguments, versions = noted
-        if changed := [n for n, (tensor, before) in versions.items() if tensor._version != before]:
-            candidate.problem = f"it writes to its argument {', '.join(changed)}"
+    def _close(self, candidate: _FunctionRecord, new_form: Any, result: Any) -> None:
+        form, arguments, versions = new_form
+        if names := [n for n, (tensor, before) in versions.items() if tensor._version != before]:
+            candidate.problem = f"it writes to its argument {', '.join(names)}"
             return
         try:
-            results = tuple(_argument(f"y{n}", v) for n, v in enumerate(_listed(result)))
+            results = tuple(_argument(f"y{n}", v) for n, v in enumerate(_as_list(result)))
         except ValueError as error:
             candidate.problem = f"result: {error}"
             return
@@ -642,7 +642,7 @@ def _form_of(value: Any) -> Any:
 
 
 def _argument(name: str, value: Any) -> Argument:
-    """An argument as a record. Raises `ValueError` for what cannot be handed to another process."""
+    """Return an argument as a record. Raises `ValueError` for a value that another process cannot have."""
     if value is None or isinstance(value, bool | int | float | str):
         if value in (math.inf, -math.inf) or value != value:
             raise ValueError(f"{name} is {value}, which no record holds")

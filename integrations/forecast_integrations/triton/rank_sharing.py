@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 10.0
 """Seconds within which the job's store answers a call, or counts as lost. It takes well below a millisecond."""
 _ABSENT = "absent"
-"""No value that is ever written: all of ours are JSON."""
+"""A text that is never written: all of our values are JSON."""
 _PREFIX = "forecast_autotune"
 
 
@@ -33,9 +33,9 @@ class TorchKeyValueStore:
 
     def get(self, key: str) -> str | None:
         """Return the key's value; None where it has none."""
-        # `Store.get` waits for a missing key. Comparing with what no key holds asks in one message, and writes nothing.
-        held = self.compare_set(key, _ABSENT, _ABSENT)
-        return None if held == _ABSENT else held
+        # `Store.get` waits for a missing key. A comparison with an impossible value reads at once, and writes nothing.
+        value = self.compare_set(key, _ABSENT, _ABSENT)
+        return None if value == _ABSENT else value
 
     def set(self, key: str, value: str) -> None:
         """Write, whatever the key holds."""
@@ -80,11 +80,11 @@ def share_of_cores(settings: Settings) -> Settings:
     return settings.with_(workers=max(1, cores // ranks))
 
 
-_Found = tuple[str, int, int, Callable[[], Any]]
+_JobStore = tuple[str, int, int, Callable[[], Any]]
 """A store's name, this process's rank, the number of ranks, and how to open the store."""
 
 
-def _agent_store() -> _Found | None:
+def _agent_store() -> _JobStore | None:
     """The store of torchrun's agent, which `torch.distributed.init_process_group` uses as well."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -109,7 +109,7 @@ def _agent_store() -> _Found | None:
     return f"{host}:{port} {attempt}", rank, size, open_store
 
 
-def _process_group_store() -> _Found | None:
+def _process_group_store() -> _JobStore | None:
     """A connection of our own to the store of the default process group, where there is one."""
     import torch.distributed as dist
 

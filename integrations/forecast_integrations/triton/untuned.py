@@ -29,7 +29,7 @@ from forecast_integrations.triton.variants.calls import CallForms
 _LEAST_SIZE = 16
 """Smaller numbers are sizes by chance."""
 ENTRY = "_forecast_served"
-"""The attribute of a kernel that says how it is served: kept by the kernel, so that it goes when the kernel goes."""
+"""The attribute of a kernel that holds its `ServedKernel`, which so lives no longer than the kernel."""
 
 
 class ServedKernel:
@@ -37,18 +37,18 @@ class ServedKernel:
 
     def __init__(self, jit: Any, variants: list[Variant]) -> None:
         self.jit = jit
-        names = [written(c.signature) for v in variants for c in v.checks if c.passed]
+        outputs = [written(c.signature) for v in variants for c in v.checks if c.passed]
         self._constants = {p.name for p in jit.params if p.is_constexpr}
-        # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
-        self._restored = sorted({n for listed in names for n in listed or jit.arg_names})
+        # Timing launches a kernel many times: its sums must not pile up in the user's tensors.
+        self._output_names = sorted({n for names in outputs for n in names or jit.arg_names})
         self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
         self._forms = CallForms(jit.arg_names, [c for v in variants for c in v.checks])
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Launch it as a tuner would."""
-        form = layout, shown, *_ = self._forms(args, kwargs)
+        form = layout, arguments, *_ = self._forms(args, kwargs)
         options = tuple([(n, kwargs.pop(n)) for n in LAUNCH_OPTIONS if kwargs.get(n) is not None])
-        tuner, key = layout.remembered(shown, lambda: self._tuner(options, args, kwargs))
+        tuner, key = layout.answer(arguments, lambda: self._tuner(options, args, kwargs))
         engine, make_key = tuner.parts()
         return launch(tuner, engine, make_key, args, kwargs, key, form)
 
@@ -57,14 +57,14 @@ class ServedKernel:
     ) -> tuple[ForecastAutotuner, Key | None]:
         """The tuner of a call, and its key there if the call's form tells it."""
         names = self.jit.arg_names
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        sizes = _sizes(v for v in named.values() if is_tensor(v))
-        plain = tuple(n for n in names if n in named and _tells(named[n], sizes, n in self._constants))
-        if (tuner := self._tuners.get((options, plain))) is None:
-            restored = [n for n in self._restored if is_tensor(named.get(n))]
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        sizes = _sizes(v for v in values.values() if is_tensor(v))
+        key_names = tuple(n for n in names if n in values and _counts(values[n], sizes, n in self._constants))
+        if (tuner := self._tuners.get((options, key_names))) is None:
+            outputs = [n for n in self._output_names if is_tensor(values.get(n))]
             config = triton.Config({}, **dict(options))
-            tuner = ForecastAutotuner(self.jit, names, [config], list(plain), None, restored or None)
-            self._tuners[options, plain] = tuner
+            tuner = ForecastAutotuner(self.jit, names, [config], list(key_names), None, outputs or None)
+            self._tuners[options, key_names] = tuner
         engine, make_key = tuner.parts()
         make_key.learn_addresses(engine.text, self.jit, args, kwargs)
         key = make_key(tuner.keys, args, kwargs)
@@ -75,12 +75,12 @@ def _sizes(tensors: Iterable[Any]) -> set[int]:
     return {n for t in tensors for n in (*t.shape, *t.stride(), math.prod(t.shape)) if n >= _LEAST_SIZE}
 
 
-def _tells(value: Any, sizes: set[int], constant: bool) -> bool:
-    """Whether a decision depends on an argument: a constant, a flag or a size, as a seed or a count of steps is not."""
+def _counts(value: Any, sizes: set[int], constant: bool) -> bool:
+    """Whether a decision depends on an argument: a constant, a flag or a size, unlike a seed or a count of steps."""
     return constant or value is None or isinstance(value, bool) or (isinstance(value, int) and value in sizes)
 
 
-def _served(jit: Any) -> ServedKernel | None:
+def _served_kernel(jit: Any) -> ServedKernel | None:
     fn = getattr(jit, "fn", None)
     outer = None if fn is None else fn.__globals__.get(fn.__name__)
     if outer is None or innermost(outer) is not jit or _has_tuner(outer):
@@ -97,7 +97,7 @@ def _has_tuner(outer: Any) -> bool:
 
 
 def serving(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`JITFunction.run`, or what stands in its place, with launches of such kernels served."""
+    """Return a wrapper of `JITFunction.run`, or of its replacement, that serves kernels without a tuner."""
     busy = threading.local()
 
     def run_served(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -105,17 +105,17 @@ def serving(run: Callable[..., Any]) -> Callable[..., Any]:
         if entry is None and not warmup and not getattr(busy, "on", False):
             busy.on = True
             try:
-                entry = vars(self)[ENTRY] = (_served(self),)
+                entry = vars(self)[ENTRY] = (_served_kernel(self),)
             finally:
                 busy.on = False
-        served = None if entry is None else entry[0]
-        if served is None or served.jit is not self or warmup or getattr(busy, "on", False):
+        kernel = None if entry is None else entry[0]
+        if kernel is None or kernel.jit is not self or warmup or getattr(busy, "on", False):
             # A copy of a kernel has its entry, too; and a tuner launches what it serves.
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         busy.on = True
         try:
             kwargs["grid"], kwargs["warmup"] = grid, warmup
-            return served.run(args, kwargs)
+            return kernel.run(args, kwargs)
         finally:
             busy.on = False
 

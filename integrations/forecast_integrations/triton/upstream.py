@@ -1,8 +1,8 @@
-"""Triton's own `Autotuner.run`, in which everybody else's wrapper of it ends.
+"""Service of tuners inside Triton's own `Autotuner.run`, under all wrappers of it.
 
 Frameworks put functions of their own in place of `Autotuner.run`: they pin `configs` around the call, take locks, or
-record launches. Each calls the function that it has found there, and the innermost is Triton's. Calls of that function
-are served in its place, by its code: wrappers made before and after us stay, and all of them are called through.
+record launches. Each calls the function that it replaced, and the innermost is Triton's. We replace the code of that
+function, so that wrappers made before and after us stay and are called.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from triton.runtime import autotuner
 
 _SERVE = "forecast_autotune_serve"
-"""The name, among Triton's module's, of the function that serves calls."""
+"""The name of the serving function in the globals of Triton's module."""
 
 
 def is_of_triton(function: Any) -> bool:
-    """Whether a member of a class of Triton's is its own: what `functools.wraps` makes has other globals."""
+    """Whether a member of a Triton class is Triton's: a wrapper by `functools.wraps` has other globals."""
     if isinstance(function, cached_property | property):
         function = function.func if isinstance(function, cached_property) else function.fget
     function = getattr(function, "__func__", function)
@@ -29,31 +29,31 @@ def is_of_triton(function: Any) -> bool:
 
 @cache
 def triton_run() -> Any:
-    """Triton's own `Autotuner.run`, whatever stands in its place by now; None where nothing refers to it any more."""
-    waiting: list[Any] = [autotuner.Autotuner.run]
-    seen: set[int] = set()
-    while waiting:  # from wrapper to wrapper, by what each refers to
-        one = waiting.pop()
-        if isinstance(one, types.FunctionType) and id(one) not in seen:
-            if _is_run(one):
-                return one
-            seen.add(id(one))
-            named = map(one.__globals__.get, one.__code__.co_names)
-            held = gc.get_referents(*(one.__closure__ or ()))
-            waiting += [*named, *held, *vars(one).values(), *(one.__defaults__ or ())]
+    """Return Triton's own `Autotuner.run`, also where it is replaced; None where nothing refers to it any more."""
+    queue: list[Any] = [autotuner.Autotuner.run]
+    visited: set[int] = set()
+    while queue:  # from wrapper to wrapper, by what each refers to
+        function = queue.pop()
+        if isinstance(function, types.FunctionType) and id(function) not in visited:
+            if _is_run(function):
+                return function
+            visited.add(id(function))
+            globals_ = map(function.__globals__.get, function.__code__.co_names)
+            cells = gc.get_referents(*(function.__closure__ or ()))
+            queue += [*globals_, *cells, *vars(function).values(), *(function.__defaults__ or ())]
     return next(filter(_is_run, gc.get_objects()), None)
 
 
-def _is_run(one: object) -> bool:
-    return isinstance(one, types.FunctionType) and one.__qualname__ == "Autotuner.run" and is_of_triton(one)
+def _is_run(obj: object) -> bool:
+    return isinstance(obj, types.FunctionType) and obj.__qualname__ == "Autotuner.run" and is_of_triton(obj)
 
 
 _served: dict[type, Callable[..., object]] = {}
-"""What serves tuners of a type, and of its subtypes."""
+"""Functions that serve the tuners of a type and of its subtypes."""
 
 
 def serve(kind: type, function: Callable[..., object] | None) -> None:
-    """Have `function(tuner, *args, **kwargs)` called for tuners of this type in place of Triton's own `run`, or not."""
+    """Call `function(tuner, *args, **kwargs)` for tuners of this type in place of Triton's `run`; None ends that."""
     _served.pop(kind, None)
     if function is not None:
         _served[kind] = function
@@ -62,13 +62,13 @@ def serve(kind: type, function: Callable[..., object] | None) -> None:
 
 
 def is_served(kind: type) -> bool:
-    """Whether something of ours serves tuners of this type."""
+    """Whether a function of ours serves tuners of this type."""
     return kind in _served
 
 
 @cache
 def install() -> None:
-    """Begin to serve, once and for good; nothing happens where nobody can call Triton's own `run` any more."""
+    """Begin to serve, once and for good; do nothing where Triton's own `run` cannot be called any more."""
     run = triton_run()
     if run is None:
         return

@@ -40,7 +40,7 @@ class StandInTensor:
         self.device = like.device
 
     def data_ptr(self) -> int:
-        """An address that divides as the other tensor's does, with nothing at it."""
+        """Return an address with the other tensor's alignment, and no memory behind it."""
         return self._address
 
     def __len__(self) -> int:
@@ -54,16 +54,16 @@ class StandInTensor:
 
 @dataclass(frozen=True)
 class WeakArguments:
-    """A call's arguments, which keep none of its tensors alive."""
+    """Weak references to a call's arguments, which keep none of its tensors alive."""
 
     _args: tuple[Callable[[], object], ...]
     _kwargs: Mapping[str, Callable[[], object]]
 
     @classmethod
     def of(cls, args: tuple[object, ...], kwargs: Mapping[str, object]) -> WeakArguments:
-        """Those of a call; `grid` is left out, as its function may hold tensors."""
-        given = {name: value for name, value in kwargs.items() if name != "grid"}
-        return cls(tuple(map(_reference, args)), {name: _reference(value) for name, value in given.items()})
+        """Return references to the arguments of a call, without `grid`, whose function may hold tensors."""
+        values = {name: value for name, value in kwargs.items() if name != "grid"}
+        return cls(tuple(map(_reference, args)), {name: _reference(value) for name, value in values.items()})
 
     def alive(self) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Positional and keyword arguments while all of them exist, else None."""
@@ -73,7 +73,7 @@ class WeakArguments:
 
 
 _GONE = object()
-"""Stands for what does not exist any more."""
+"""The value of a reference whose object does not exist any more."""
 
 
 def _reference(value: object) -> Callable[[], object]:
@@ -83,7 +83,7 @@ def _reference(value: object) -> Callable[[], object]:
         reference = weakref.ref(value)
     except TypeError:  # a tuple of tensors, for one: nothing says when its like is gone
         return lambda: _GONE
-    return lambda: _GONE if (held := reference()) is None else held
+    return lambda: _GONE if (target := reference()) is None else target
 
 
 def copied_arguments(
@@ -99,7 +99,7 @@ def copied_arguments(
     try:
         return (
             tuple(converted(value, copies.tensor) for value in args),
-            {name: _other(name, value, copies.tensor) for name, value in kwargs.items()},
+            {name: _convert(name, value, copies.tensor) for name, value in kwargs.items()},
         )
     except torch.cuda.OutOfMemoryError as error:
         raise UncopyableArgumentsError(f"no memory for copies of its arguments ({error})"[:200]) from None
@@ -108,24 +108,24 @@ def copied_arguments(
 def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     """The call with stand-ins for its tensors and for its launch grid; compiles to what the call does.
 
-    Heuristics are asked under `config`: they must say the same of both. Raises `UncopyableArgumentsError`.
+    Heuristics under `config` must have equal values for both. Raises `UncopyableArgumentsError`.
     """
     args = tuple(converted(value, _stand_in) for value in call.args)
-    kwargs = {name: _other(name, value, _stand_in) for name, value in call.kwargs.items()}
+    kwargs = {name: _convert(name, value, _stand_in) for name, value in call.kwargs.items()}
     if callable(call.grid):
         kwargs["grid"] = _recorded_grids(call, candidate_grids(call, call.grid, call.arguments()))
-    bare = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
+    stand_in = KernelCall(call.tuner, args, kwargs, call.configs, call.functions)
     heuristics = heuristic_values(call.tuner.fn)
     names = [name for layer in heuristic_layers(call.tuner.fn) for name in layer]
-    given, alone = (heuristics({**one.arguments(), **config.all_kwargs()}) for one in (call, bare))
-    if any(name not in alone or alone[name] != given.get(name) for name in names):
+    originals, copies = (heuristics({**c.arguments(), **config.all_kwargs()}) for c in (call, stand_in))
+    if any(name not in copies or copies[name] != originals.get(name) for name in names):
         raise UncopyableArgumentsError("its heuristics read more of tensors than their shapes")
-    vars(bare)["computed"] = call.computed  # which only the thread of the call can compute
-    return bare
+    vars(stand_in)["computed"] = call.computed  # which only the thread of the call can compute
+    return stand_in
 
 
 def _recorded_grids(call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]) -> RecordedGrids:
-    """The answers of a call's grid function, without it and what it holds. Raises `UncopyableArgumentsError`."""
+    """Return the grids of a call's grid function, which is not kept alive. Raises `UncopyableArgumentsError`."""
     answers: dict[tuple[tuple[str, Scalar], ...], tuple[int, ...]] = {}
     for candidate, grid in grids.items():
         if candidate.variant in call.functions:
@@ -135,7 +135,7 @@ def _recorded_grids(call: KernelCall, grids: Mapping[Candidate, tuple[int, ...]]
     return RecordedGrids(tuple((dict(pairs), grid) for pairs, grid in answers.items()))
 
 
-def _other(name: str, value: object, convert: Callable[[torch.Tensor], object]) -> object:
+def _convert(name: str, value: object, convert: Callable[[torch.Tensor], object]) -> object:
     return value if name in ("grid", "warmup") else converted(value, convert)
 
 

@@ -35,10 +35,10 @@ EventPair = tuple[DeviceEvent, DeviceEvent]
 
 
 class LaunchSeries:
-    """So many rounds of launches of some candidates in turns, each between two events.
+    """Rounds of launches of some candidates in turns, each launch between two events.
 
     Nothing here waits for the device. `watch` is entered before a candidate's first launch ever, and left by
-    whoever wants the series when it is over.
+    `close`.
     """
 
     def __init__(
@@ -52,59 +52,59 @@ class LaunchSeries:
         load: Callable[[], object] | None = None,
         warm: bool = False,
     ) -> None:
-        """`costs_ms` are what launches of the candidates probably take; None where nobody knows.
+        """`costs_ms` are probable milliseconds of the candidates' launches; None for unknown ones.
 
-        `load` comes before the first of them, and needs a device that is idle.
+        `load` runs before the first launch, on an idle device.
         """
         self.candidates, self.flushes, self.load, self._warm = tuple(candidates), flushes, load, warm
         self.slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
-        """Per candidate, events around each launch and whether it came too late for the device."""
+        """Per candidate, events around each launch, and whether the device waited for the launch."""
         self.error: Exception | None = None
         self.spans: list[tuple[EventPair, float]] = []
-        """Events around what was launched in one go, and the milliseconds that were charged for it."""
+        """Events around each slice of launches, and the milliseconds that the budget was charged for it."""
         self._costs_ms, self._watch = tuple(costs_ms), watch
         self._total = rounds * len(self.candidates)
-        self._made = 0
+        self._launch_count = 0
         self._watching = contextlib.ExitStack()
 
     @property
     def is_launched(self) -> bool:
-        """Whether nothing is left to be launched."""
-        return self._made >= self._total or self.error is not None
+        """Whether all launches were made, or one failed."""
+        return self._launch_count >= self._total or self.error is not None
 
     @property
     def _turn(self) -> int:
-        """The next one's place, back and forth: every other launch of a device takes longer."""
-        turns, place = divmod(self._made, len(self.candidates))
+        """The place of the next candidate, back and forth: every other launch of a device takes longer."""
+        turns, place = divmod(self._launch_count, len(self.candidates))
         return len(self.candidates) - 1 - place if turns % 2 else place
 
     def next_cost_ms(self) -> float | None:
-        """Return the probable milliseconds of the next launch, with its flushes; None where nobody knows."""
+        """Return the probable milliseconds of the next launch, with its flushes; None if unknown."""
         cost = self._costs_ms[self._turn]
         return None if cost is None else cost + (cost if self._warm else _FLUSH_MS) * self.flushes
 
     def advance(
         self, call: KernelCall, flush: Callable[[], object], event: Callable[[], Any], most_ms: float
     ) -> float:
-        """Launch as many as take `most_ms` milliseconds, at least one; returns what they probably take.
+        """Make launches for `most_ms` milliseconds, at least one; returns their probable milliseconds.
 
-        After a launch whose cost nobody knows comes no other. An error of the candidate's, or of hooks, ends the
-        series; anything else that interrupts it is raised, and the launch counts as not made.
+        A launch of unknown cost is the last one. An error of the candidate's, or of hooks, ends the series; any other
+        interruption is raised, and its launch is not counted.
         """
-        expected = 0.0
+        planned_ms = 0.0
         launches = [call.launcher(c) for c in self.candidates]
         try:
             while not self.is_launched:
                 cost = self.next_cost_ms()
-                if expected and (cost is None or expected + cost > most_ms):
+                if planned_ms and (cost is None or planned_ms + cost > most_ms):
                     break
                 self._launch(call, launches, flush, event)
-                expected += cost or 0.0
+                planned_ms += cost or 0.0
                 if cost is None:
                     break
         except Exception as error:
             self.error = error
-        return expected
+        return planned_ms
 
     def _launch(
         self,
@@ -133,18 +133,18 @@ class LaunchSeries:
         if full is not None:
             call.run_after_hook(full)
         self.slots[turn].append((start, end, late))
-        self._made += 1
+        self._launch_count += 1
 
     def has_begun(self) -> bool:
-        """Whether the device has come to the latest of the launches that were made in one go."""
+        """Whether the device has begun the latest slice of launches."""
         return bool(self.spans) and self.spans[-1][0][0].query()
 
     def is_over(self) -> bool:
-        """Whether the device is done with all that was launched."""
+        """Whether the device has ended all launches."""
         return all(end.query() for (_, end), _ in self.spans)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Leave the watches of all candidates."""
         self._watching.close()
 
 
@@ -163,17 +163,17 @@ class SlicedTimer(EventTimer):
         timeout_s: float,
         warm: bool,
     ) -> None:
-        """`watch` is entered around a candidate's first launch; `check` raises where nothing is wanted any more."""
+        """`watch` is entered around a candidate's first launch; `check` raises where the decision is put off."""
         super().__init__(call, warm=warm)
         self._hot_until = 0.0  # nothing here waits for the device to rest
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
     def _flusher(self, driver: Any) -> tuple[tuple[Callable[[], object], Callable[[], object]], str]:
-        # Whoever launches flushes: memory taken on one stream is not to be written to on another.
+        # The launching thread flushes: memory allocated on one stream must not be written on another.
         return (lambda: None, lambda: None), "l2read"
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
-        """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""
+        """Have a candidate launched once. Raises `LaunchTimeoutError` if it does not end, and the launch's errors."""
         load = None
         with suppress(Exception):  # it fails again where it is launched, and is recorded there
             kernel: Any = self._call.compile(candidate)
@@ -186,7 +186,7 @@ class SlicedTimer(EventTimer):
         self._first_ms[candidate] = start.elapsed_time(end)
 
     def stay_awake(self) -> None:
-        """Nothing but the check: the program's own launches keep the device awake."""
+        """Check alone: the program's own launches keep the device awake."""
         self._check()
 
     def _wake(self) -> None:
@@ -211,7 +211,7 @@ class SlicedTimer(EventTimer):
 
 
 class BackgroundMeasurer(TritonMeasurer):
-    """Times what is being served before anything else: only what was measured faster may take its place."""
+    """Times the served candidate first: only a candidate that was measured faster may replace it."""
 
     served: Candidate | None = None
     """The candidate to be timed first, if there is one."""
@@ -226,23 +226,23 @@ class BackgroundMeasurer(TritonMeasurer):
         """As `Measurer`, with one measurement more at the first time."""
         served, self.served = self.served, None
         first = () if served is None else (served,)
-        wanted = dict.fromkeys((*first, *candidates))
-        yield from super().measure(tuple(wanted), prefetch=prefetch, within_s=within_s)
+        order = dict.fromkeys((*first, *candidates))
+        yield from super().measure(tuple(order), prefetch=prefetch, within_s=within_s)
 
-    def _time(self, compiled: CompileResult) -> Measurement:
-        if compiled.outcome is Outcome.TIMEOUT:
-            # The program has the cores: that a compilation took long says nothing of the candidate.
-            compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE)
-        if compiled.doubtful:
-            # The program's threads are not to wait for a compiler: it is tried on this one, and may be on theirs later.
+    def _time(self, compilation: CompileResult) -> Measurement:
+        if compilation.outcome is Outcome.TIMEOUT:
+            # The program has the cores: a slow compilation is no property of the candidate.
+            compilation = replace(compilation, outcome=Outcome.INFRASTRUCTURE)
+        if compilation.doubtful:
+            # The program's threads must not wait for a compiler: the candidate is compiled on this one first.
             try:
-                self._call.compile(compiled.candidate)
+                self._call.compile(compilation.candidate)
             except Exception:
-                compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE, raised=False)
-        return super()._time(compiled)
+                compilation = replace(compilation, outcome=Outcome.INFRASTRUCTURE, raised=False)
+        return super()._time(compilation)
 
     def _repeat_failure(self, candidate: Candidate) -> None:
-        """Nothing: a launch would wait for the compiler."""
+        """Do nothing: a launch would wait for the compiler."""
 
 
 def current_device_index() -> int:
@@ -258,7 +258,7 @@ _LOCK_TIMEOUT_S = 10.0
 
 @dataclass
 class KeyDecision:
-    """One key of one tuner: what it is served by, and how it is decided."""
+    """One key of one tuner: the candidate that serves it, and all that its decision needs."""
 
     tuner: Tuner
     key: Key
@@ -268,21 +268,21 @@ class KeyDecision:
     task: TuningTask
     served: Candidate
     store: Store
-    guarded: GuardedStore
+    guarded_store: GuardedStore
     settings: Settings
     surrogate: Surrogate
     policy: Policy | None
     compiled: Collection[Candidate]
-    hear: Callable[[Decision, Collection[Candidate]], None]
-    """Hears of the decision before anybody else, and of the candidates that this process has compiled."""
+    on_decision: Callable[[Decision, Collection[Candidate]], None]
+    """Called first with the decision, and with the candidates that this process has compiled."""
     device: int = field(default_factory=current_device_index)
-    """The number of the device that it is decided for."""
-    begun_at: float = field(default_factory=time.perf_counter)
+    """The number of the key's device."""
+    begin: float = field(default_factory=time.perf_counter)
 
     def make(
         self, run_series: Callable[[LaunchSeries, float], None], check: Callable[[], None]
     ) -> LaunchConfig:
-        """Decide, and return what to launch from now on. Raises what `tune`, `run_series` and `check` raise."""
+        """Decide, and return the final config. Raises what `tune`, `run_series` and `check` raise."""
         measurers: list[BackgroundMeasurer] = []
 
         def measurer() -> BackgroundMeasurer:
@@ -304,29 +304,27 @@ class KeyDecision:
             )
         if isinstance(self.task.grids, LazyGrids):
             self.task.grids.close()
-        self.hear(decision, measurers[0].built if measurers else ())
+        self.on_decision(decision, measurers[0].built if measurers else ())
         return self._conclude(decision, measurers[0].raw if measurers else None)
 
     def _conclude(self, decision: Decision, raw: Mapping[Candidate, Times] | None) -> LaunchConfig:
-        """Tell of the decision; returns what to launch. `raw` is as `publish_decision` takes it."""
-        problem, rows = self.problem, self.guarded.measurements(self.problem)
+        """Publish the decision; returns the final config. `raw` is as `publish_decision` takes it."""
+        problem, rows = self.problem, self.guarded_store.measurements(self.problem)
         config = launch_config(self.call, self._to_serve(decision, rows), lambda: rows)
         try:
             publish_decision(
                 self.call,
                 self.key,
                 config,
-                self.guarded,
+                self.guarded_store,
                 problem,
                 decision,
                 raw,
-                time.perf_counter() - self.begun_at,
+                time.perf_counter() - self.begin,
                 say=self.settings.summary,
                 resets=False,
             )
-        except (
-            Exception
-        ) as error:  # a listener's: there is no caller here to raise it for, and a choice was made
+        except Exception as error:  # a listener's: no caller here could catch it, and the choice is made
             with contextlib.suppress(Warning):
                 warnings.warn(
                     f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
@@ -336,11 +334,11 @@ class KeyDecision:
         return config
 
     def _to_serve(self, decision: Decision, rows: Sequence[Measurement]) -> Candidate:
-        """Return the choice if it was measured faster than the candidate that is served, which else stays."""
-        known = latest_labels(rows)
-        served, chosen = known.get(self.served), known.get(decision.chosen)
+        """Return the choice if it was measured faster than the served candidate, else the served one."""
+        labels = latest_labels(rows)
+        before, chosen = labels.get(self.served), labels.get(decision.chosen)
         faster = (
-            served is not None and chosen is not None and served.ok and chosen.ok and chosen.ms < served.ms
+            before is not None and chosen is not None and before.ok and chosen.ok and chosen.ms < before.ms
         )
         return decision.chosen if faster else self.served
 
@@ -351,7 +349,7 @@ class KeyDecision:
         timer = SlicedTimer(
             self.call,
             run_series,
-            lambda candidate: self.guarded.watch(self.problem, candidate),
+            lambda candidate: self.guarded_store.watch(self.problem, candidate),
             check,
             settings.timeout_s,
             settings.l2 == "warm",
@@ -367,6 +365,6 @@ class KeyDecision:
             compiled=[c for c in dict.fromkeys((self.served, *self.compiled)) if c in self.call.configs],
             timer=timer,
         )
-        if self.served not in latest_labels(self.guarded.measurements(self.problem)):
+        if self.served not in latest_labels(self.guarded_store.measurements(self.problem)):
             measurer.served = self.served
         return measurer

@@ -1,8 +1,7 @@
 """The process's background tuner: one thread that decides, and launches of the program that lend it their time.
 
-A launch of a pending key hands its arguments over for a slice: copies of them are launched with the candidates that
-the deciding thread asks for, and nothing waits for the device. The next launch of the key may be the first with
-another config; no other place changes one.
+At a launch of a pending key the launching thread runs a slice: it launches the candidates that the deciding thread
+asks for on copies of the arguments, and waits for nothing. A key's config changes at its next launch, and only there.
 """
 
 from __future__ import annotations
@@ -50,26 +49,26 @@ class StallBudget:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` gives seconds."""
         self.clock = clock
-        self._spent_ms = 0.0
+        self._debt_ms = 0.0
         self._at = clock()
 
     def left_ms(self, ms_per_second: float) -> float:
         """Milliseconds to spend now: at most one second's, below zero after a launch that took too much."""
         now = self.clock()
-        self._spent_ms = max(0.0, self._spent_ms - ms_per_second * (now - self._at))
+        self._debt_ms = max(0.0, self._debt_ms - ms_per_second * (now - self._at))
         self._at = now
-        return ms_per_second - self._spent_ms
+        return ms_per_second - self._debt_ms
 
     def charge(self, ms: float) -> None:
         """Note milliseconds as spent, or given back where they are below zero."""
-        self._spent_ms = max(0.0, self._spent_ms + ms)
+        self._debt_ms = max(0.0, self._debt_ms + ms)
 
 
 class KeyState(Enum):
-    """Where a key stands."""
+    """The state of a key's decision."""
 
     WAITING = "waiting"
-    """For its next launch, at which it is queued."""
+    """The key's next launch queues it."""
     QUEUED = "queued"
     TUNING = "tuning"
     DONE = "done"
@@ -87,17 +86,17 @@ class PendingDecision:
     kernel: str
     key: Key
     reason: str
-    """Why it has not."""
+    """Why its timing has not ended."""
 
 
 @dataclass(eq=False)
 class PendingKey:
-    """One key, as the thread that decides it and those that launch it share it."""
+    """One key's state, shared by the thread that decides it and the threads that launch it."""
 
     decision: KeyDecision
     served_config: LaunchConfig
     siblings: MutableMapping[Key, PendingKey]
-    """The pending keys of its tuner, itself among them until it is installed."""
+    """The pending keys of the key's tuner, with the key until its final config is installed."""
     state: KeyState = KeyState.WAITING
     series: LaunchSeries | None = None
     """Launches that the deciding thread waits for."""
@@ -112,15 +111,15 @@ class PendingKey:
     """The form of the call that it was met with (`call_form`): candidates are timed at calls of the same form."""
     attempts: int = 0
     captured_at: dict[int, float] = field(default_factory=dict)
-    """When a thread has launched it inside a capture that may not have ended, by the thread's number."""
+    """Time of the latest launch inside a capture that may not have ended, by the thread's number."""
     is_unfit: bool = False
-    """Whether candidates could not be timed at its latest launch: as if it had not been launched."""
+    """Whether candidates could not be timed at the key's latest launch, which then does not count as one."""
     is_unwanted: bool = False
-    """Whether the deciding thread is to put it off."""
+    """Whether the deciding thread has to put the key off."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it still decides what its key is launched with."""
+        """Whether the key's final config is not installed yet."""
         return self.siblings.get(self.decision.key) is self
 
     def current_config(self) -> LaunchConfig:
@@ -133,7 +132,7 @@ class PendingKey:
         )
 
     def is_captured(self) -> bool:
-        """Whether some thread may be in the midst of a capture with launches of this key."""
+        """Whether some thread may be capturing launches of this key."""
         since = time.monotonic() - _CAPTURE_S
         return any(at > since for at in list(self.captured_at.values()))
 
@@ -174,7 +173,7 @@ _LONGEST_PAUSE_S = 600.0
 
 
 class DecisionPutOffError(ForecastAutotuneError):
-    """A key is not launched at present, so that nothing of it can be timed; measurements are kept."""
+    """A key is not launched at present, so that its candidates cannot be timed; measurements are kept."""
 
 
 class BackgroundStoppedError(ForecastAutotuneError):
@@ -190,13 +189,13 @@ class BackgroundTuner:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what is under way: after a fork, it is another process's."""
-        self._changed = threading.Condition()
+        """Forget decisions under way: after a fork they are another process's."""
+        self._condition = threading.Condition()
         self._slicing = threading.Lock()
         self._queue: deque[PendingKey] = deque()
         self._thread: threading.Thread | None = None
-        self._stopped = False
-        self._settling = False
+        self._is_stopped = False
+        self._is_settling = False
         for key in list(self._keys):
             key.series, key.is_unwanted = None, False
             if key.state is not KeyState.DONE:
@@ -206,15 +205,15 @@ class BackgroundTuner:
         """Take on a key that is about to be launched with these arguments; it is queued by its next launch."""
         key.arguments = WeakArguments.of(args, kwargs)
         key.form = call_form(key.decision.tuner.fn, args, kwargs)
-        with self._changed:
+        with self._condition:
             self._keys.add(key)
 
     def config_for(
         self, key: PendingKey, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LaunchConfig:
-        """The config of a launch that is about to be made, before which some of a candidate's may be timed."""
+        """Return the config of the next launch, before which launches of a candidate may be timed."""
         if capturing_graph():
-            with self._changed:
+            with self._condition:
                 key.captured_at[threading.get_ident()] = time.monotonic()
                 return key.current_config()
         key.captured_at.pop(threading.get_ident(), None)
@@ -231,10 +230,10 @@ class BackgroundTuner:
             self._enqueue(key)
         series = key.series
         if series is not None and not series.is_launched:
-            left_ms = self.budget.left_ms(stall_ms)
+            budget_ms = self.budget.left_ms(stall_ms)
             cost = series.next_cost_ms() or 0.0
-            if left_ms >= min(max(0.5 * stall_ms, cost), 0.99 * stall_ms):
-                self._lend_launch(key, series, args, kwargs, left_ms)
+            if budget_ms >= min(max(0.5 * stall_ms, cost), 0.99 * stall_ms):
+                self._lend_launch(key, series, args, kwargs, budget_ms)
         return key.served_config
 
     def settle(self, timeout: float | None) -> list[PendingDecision]:
@@ -242,42 +241,42 @@ class BackgroundTuner:
         if capturing_graph():
             raise CaptureError("settle() was called inside a CUDA-graph capture, where nothing can be timed")
         until = None if timeout is None else time.monotonic() + timeout
-        left: dict[PendingKey, str] = {}
-        self._settling = True
+        reasons: dict[PendingKey, str] = {}
+        self._is_settling = True
         try:
             while True:
-                with self._changed:
+                with self._condition:
                     pending = [key for key in self._keys if key.is_pending]
                 for key in pending:
                     if key.state is KeyState.DONE:
                         self._install(key)
-                open_keys = [key for key in pending if key.state is not KeyState.DONE and key not in left]
+                open_keys = [key for key in pending if key.state is not KeyState.DONE and key not in reasons]
                 if not open_keys:
                     break
-                if self._stopped:
-                    left |= dict.fromkeys(open_keys, "the process ends")
+                if self._is_stopped:
+                    reasons |= dict.fromkeys(open_keys, "the process ends")
                     break
                 if until is not None and time.monotonic() >= until:
-                    left |= dict.fromkeys(open_keys, f"settle() had no more than {timeout:g} s")
+                    reasons |= dict.fromkeys(open_keys, f"settle() had no more than {timeout:g} s")
                     break
                 for key in open_keys:
-                    if (why := self._advance(key)) is not None:
-                        left[key] = why
-                with self._changed:
-                    self._changed.wait(_POLL_S)
+                    if (reason := self._advance(key)) is not None:
+                        reasons[key] = reason
+                with self._condition:
+                    self._condition.wait(_POLL_S)
         finally:
-            self._settling = False
-        return [key.report(why) for key, why in left.items() if key.is_pending]
+            self._is_settling = False
+        return [key.report(reason) for key, reason in reasons.items() if key.is_pending]
 
     def _advance(self, key: PendingKey) -> str | None:
-        """Do what the deciding thread wants launched of a key; why not, where that cannot be done."""
-        alive = None if key.arguments is None else key.arguments.alive()
-        if alive is None:
+        """Make the launches that the deciding thread waits for; returns the reason where that is impossible."""
+        arguments = None if key.arguments is None else key.arguments.alive()
+        if arguments is None:
             key.is_unwanted = key.state is not KeyState.WAITING
             return (
                 "it cannot be timed without arguments: those of its latest launch are gone; launch it again"
             )
-        if (why := key.why_untimed(*alive)) is not None:
+        if (why := key.why_untimed(*arguments)) is not None:
             key.is_unwanted = key.state is not KeyState.WAITING
             return why
         key.launched_at = time.monotonic()
@@ -286,28 +285,28 @@ class BackgroundTuner:
         series = key.series
         if series is not None and not series.is_launched:
             grid = {"grid": key.decision.call.kwargs["grid"]} if "grid" in key.decision.call.kwargs else {}
-            self._lend_launch(key, series, alive[0], {**alive[1], **grid}, math.inf)
+            self._lend_launch(key, series, arguments[0], {**arguments[1], **grid}, math.inf)
         return None
 
     def stop(self, wait_s: float = _EXIT_S) -> None:
         """End the thread and the children that compile for it, and wait for so many seconds at most."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait_s)
 
     def _install(self, key: PendingKey) -> LaunchConfig:
         """Launch a key with its final config from now on, unless some thread is capturing launches of it."""
-        with self._changed:
+        with self._condition:
             if key.is_pending and not key.is_captured():
                 return key.install()
             return key.current_config()
 
     def _enqueue(self, key: PendingKey) -> None:
-        with self._changed:
-            if key.state is not KeyState.WAITING or self._stopped:
+        with self._condition:
+            if key.state is not KeyState.WAITING or self._is_stopped:
                 return
             key.state, key.is_unwanted, key.is_unfit = KeyState.QUEUED, False, False
             key.launched_at = time.monotonic()
@@ -321,7 +320,7 @@ class BackgroundTuner:
                     self._queue.clear()
                     return
                 self._thread = thread
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     # The launching thread's part.
 
@@ -344,8 +343,8 @@ class BackgroundTuner:
                     LOCK.release()
         finally:
             self._slicing.release()
-            with self._changed:
-                self._changed.notify_all()
+            with self._condition:
+                self._condition.notify_all()
 
     def _launch_slice(
         self,
@@ -365,7 +364,7 @@ class BackgroundTuner:
             return
         key.launched_at = time.monotonic()
         clock = self.budget.clock
-        begin, expected = clock(), 0.0
+        begin, planned_ms = clock(), 0.0
         active = driver.active
         interface = active.get_device_interface()
         if series.load is not None:
@@ -379,34 +378,34 @@ class BackgroundTuner:
         with harmless_to_captures(), torch.no_grad():
             start.record()
             try:
-                copied_args, copied_kwargs = copied_arguments(args, kwargs)
-                call = KernelCall(tuner, copied_args, copied_kwargs, decision.call.configs, functions)
+                copy_args, copy_kwargs = copied_arguments(args, kwargs)
+                call = KernelCall(tuner, copy_args, copy_kwargs, decision.call.configs, functions)
                 flush = _flush(active)
-                tuner.nargs = dict(zip(tuner.arg_names, copied_args, strict=False))
-                copied_ms = 1e3 * (clock() - begin)
-                expected = series.advance(
+                tuner.nargs = dict(zip(tuner.arg_names, copy_args, strict=False))
+                copy_ms = 1e3 * (clock() - begin)
+                planned_ms = series.advance(
                     call,
                     flush,
                     lambda: interface.Event(enable_timing=True),
-                    most_ms - copied_ms,
+                    most_ms - copy_ms,
                 )
             except Exception as error:
                 series.error = series.error or error
             finally:  # a Ctrl-C leaves launches behind as well
                 tuner.nargs = None
                 end.record()
-                charged = max(expected, 1e3 * (clock() - begin))
-                series.spans.append(((start, end), charged))
-                self.budget.charge(charged)
+                cost_ms = max(planned_ms, 1e3 * (clock() - begin))
+                series.spans.append(((start, end), cost_ms))
+                self.budget.charge(cost_ms)
 
     # The deciding thread's part.
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while not self._queue and not self._stopped:
-                    self._changed.wait()
-                if self._stopped:
+            with self._condition:
+                while not self._queue and not self._is_stopped:
+                    self._condition.wait()
+                if self._is_stopped:
                     return
                 key = self._queue.popleft()
                 key.state = KeyState.TUNING
@@ -439,7 +438,7 @@ class BackgroundTuner:
                     f"{reason:.300}",
                     stacklevel=2,
                 )
-        with self._changed:
+        with self._condition:
             key.series = None
             if final is None:
                 key.attempts += 1
@@ -447,48 +446,48 @@ class BackgroundTuner:
                 key.not_before, key.state = time.monotonic() + pause, KeyState.WAITING
             else:
                 key.final_config, key.state = final, KeyState.DONE
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _check(self, key: PendingKey) -> None:
-        """Raise where the deciding thread is to leave a key."""
-        if self._stopped:
+        """Raise where the deciding thread has to leave a key."""
+        if self._is_stopped:
             raise BackgroundStoppedError("the process ends")
         idle_s = time.monotonic() - key.launched_at
-        others_wait = bool(self._queue) and not self._settling
+        others_wait = bool(self._queue) and not self._is_settling
         if key.is_unwanted or idle_s > (1.0 if others_wait else IDLE_S):
             raise DecisionPutOffError("it is not launched at present")
 
     def _run_series(self, key: PendingKey, series: LaunchSeries, timeout_s: float) -> None:
         try:
-            with self._changed:
+            with self._condition:
                 key.series = series
-                self._changed.notify_all()
+                self._condition.notify_all()
                 until = time.monotonic() + IDLE_S
                 while not series.is_launched:
                     self._check(key)
-                    if series.load is not None and time.monotonic() > until and not self._settling:
+                    if series.load is not None and time.monotonic() > until and not self._is_settling:
                         raise DecisionPutOffError("the device was never idle, to load a candidate")
-                    self._changed.wait(0.25)
+                    self._condition.wait(0.25)
             with self._slicing:  # the slice that ended it has noted when it ends
                 pass
             if series.error is not None:
-                if self._stopped:  # it says nothing of the candidate: the driver may be gone already
+                if self._is_stopped:  # it says nothing of the candidate: the driver may be gone already
                     raise BackgroundStoppedError("the process ends") from series.error
                 raise series.error
             until = math.inf
             while not series.is_over():
-                if self._stopped:
+                if self._is_stopped:
                     raise BackgroundStoppedError("the process ends")
                 if until == math.inf and series.has_begun():
                     until = (
                         time.monotonic() + timeout_s
-                    )  # before, it was the program's own work that took long
+                    )  # before it begins, the program's own work takes the time
                 if time.monotonic() > until:
                     raise LaunchTimeoutError(f"no answer from the device after {timeout_s:g} s")
                 time.sleep(_POLL_S)
-            for (start, end), charged in series.spans:
-                # What the device took of the launching stream counts, not what the host took to ask for it.
-                self.budget.charge(max(0.0, start.elapsed_time(end) - charged))
+            for (start, end), cost_ms in series.spans:
+                # The device's time on the launching stream counts, not the host's time to queue it.
+                self.budget.charge(max(0.0, start.elapsed_time(end) - cost_ms))
         finally:
             key.series = None
             series.close()
@@ -515,7 +514,7 @@ def _flush(active: object) -> Callable[[], object]:
 
 
 BACKGROUND = BackgroundTuner()
-"""This process's."""
+"""The background tuner of this process."""
 
 atexit.register(lambda: BACKGROUND.stop())
 if hasattr(os, "register_at_fork"):
@@ -532,10 +531,10 @@ def settle(timeout: float | None = None) -> tuple[PendingDecision, ...]:
     settled, and where nothing runs in `background` mode. Where compilations are recorded, the program is `ready`
     from here on. Raises `CaptureError` inside a CUDA-graph capture.
     """
-    left = tuple(BACKGROUND.settle(timeout))
+    pending = tuple(BACKGROUND.settle(timeout))
     RECORDER.mark_ready(only_if_recording=True)
-    if left:
-        shown = "; ".join(f"{one.kernel} with key {one.key}: {one.reason}" for one in left[:4])
-        more = f"; and {len(left) - 4} more" if len(left) > 4 else ""
-        warnings.warn(f"{len(left)} keys are still pending: {shown}{more}", stacklevel=2)
-    return left
+    if pending:
+        names = "; ".join(f"{p.kernel} with key {p.key}: {p.reason}" for p in pending[:4])
+        more = f"; and {len(pending) - 4} more" if len(pending) > 4 else ""
+        warnings.warn(f"{len(pending)} keys are still pending: {names}{more}", stacklevel=2)
+    return pending

@@ -4,12 +4,12 @@ A child shares nothing with its parent but a copy of its memory: the parent's in
 aborts or hangs costs only its child. A child never touches the device, and leaves by `os._exit`, because the parent's
 buffers and device context are not its own to tear down.
 
-A fork holds its caller up while the page tables are copied: 20 ms in a process that has loaded CUDA and torch. A
-decision with sixteen compilations would stand still for a third of a second; its dispatcher forks them while it goes
-on. Children share the dispatcher's memory as it was when it was forked, at the first request.
+A fork blocks its caller while the page tables are copied: 20 ms in a process that has loaded CUDA and torch. A
+decision with sixteen compilations would wait for a third of a second; its dispatcher forks them meanwhile. Children
+share the dispatcher's memory as it was when it was forked, at the first request.
 
-To a dispatcher go `("start", number, task, argument)` and `("kill", number)`; both ends run the same program, one being
-the other's fork. From it come `Answer`s.
+A dispatcher receives `("start", number, task, argument)` and `("kill", number)`, and sends `Answer`s; both ends run the
+same program, as one is the other's fork.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _SIGNALS = tuple(sorted(map(int, signal.valid_signals())))
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Have the program's handlers of signals run after the block, in the order in which the signals came.
+    """Run the program's handlers of signals after the block, in the order of the signals.
 
-    Python runs a handler at the next line of Python in the main thread. While it forks, that is a hook, such as the
-    one by which `logging` takes its lock and lets it go. A handler's exception there, `KeyboardInterrupt` as well, is
-    printed and forgotten, and the lock stays taken: every other thread that logs or imports then waits for ever.
+    Python runs a handler at the next line of Python in the main thread. During a fork that line may be in a hook, such
+    as those by which `logging` takes and releases its lock. A handler's exception there, also `KeyboardInterrupt`, is
+    printed and dropped, and the lock stays taken: every other thread that logs or imports then waits for ever.
 
-    Raises what a handler raises, after the block. Does nothing in other threads, where no handler runs. In a process
-    forked within the block the handlers are the program's again, and earlier signals are the parent's affair.
+    Raises a handler's exception after the block. Does nothing in other threads, where no handler runs. A process that
+    is forked within the block has the program's handlers, and drops signals from before the fork.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +61,7 @@ def deferred_signals() -> Iterator[None]:
 
     handlers = {n: handler for n in _SIGNALS if callable(handler := signal.getsignal(n))}
     process = os.getpid()
-    raised: BaseException | None = None
+    first_error: BaseException | None = None
     try:
         for number in handlers:
             signal.signal(number, note)
@@ -72,15 +72,15 @@ def deferred_signals() -> Iterator[None]:
         while True:
             try:
                 for number, handler in handlers.items():
-                    if signal.getsignal(number) is note:  # else a hook of the fork has put another there
+                    if signal.getsignal(number) is note:  # else a hook of the fork has set another handler
                         signal.signal(number, handler)
                 while pending:
                     signal.raise_signal(pending.pop(0))
                 break
-            except BaseException as error:  # of a handler that is back: the others have to be, too
-                raised = raised or error
-        if raised is not None:
-            raise raised
+            except BaseException as error:  # raised by a handler: the others must be restored, too
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
 
 _PR_SET_PDEATHSIG = 1
@@ -92,8 +92,8 @@ _SHOWN_WARNINGS = mmap.mmap(-1, 1 << 16)
 def fork_process() -> int:
     """As `os.fork`, without Python 3.12's warning of threads; no handler of a signal runs within it.
 
-    A fork holds its caller up while the page tables are copied: about 10 ms per 2 GB in use. Raises `OSError` when no
-    process can be had, and what a handler raises: then the child is ended.
+    A fork blocks its caller while the page tables are copied: about 10 ms per 2 GB in use. Raises `OSError` when no
+    process can be had, and a handler's exception, after the child was ended.
     """
     pid = -1
     try:
@@ -111,10 +111,10 @@ def fork_process() -> int:
 
 def _fork() -> int:
     if threading.current_thread() is not threading.main_thread():
-        # Filters of warnings are one for all threads: those of the main thread are not to be put back here.
+        # All threads share the filters of warnings, and the main thread's must not be reset here.
         return _fork_in_turn()
     with warnings.catch_warnings():
-        # What was forked runs no other thread's code, and leaves by `os._exit`.
+        # The child runs no other thread's code, and leaves by `os._exit`.
         warnings.simplefilter("ignore", DeprecationWarning)
         return _fork_in_turn()
 
@@ -132,7 +132,7 @@ def _fork_in_turn() -> int:
 
 
 def fork_task(write: Callable[[Connection], None], nice: int) -> tuple[int, Connection]:
-    """Fork a child that calls `write(pipe)` and leaves; its pid and the pipe's other end, for the caller to read.
+    """Fork a child that calls `write(pipe)` and leaves; returns its pid and the pipe's other end, to be read.
 
     The child leaves with status 0, or 1 if `write` raised. Raises `OSError` when no process can be had.
     """
@@ -158,11 +158,11 @@ def fork_task(write: Callable[[Connection], None], nice: int) -> tuple[int, Conn
 
 
 def settle_in(parent: int, nice: int) -> None:
-    """In a process just forked by `parent`: be in reach of a kill, die with the parent, yield to it by `nice`."""
+    """Set up a process just forked by `parent`: in a group to kill, to die with the parent, nicer by `nice`."""
     gc.disable()
     _show_warnings_once()
     os.setpgid(0, 0)  # so that a kill reaches ptxas as well
-    signal.set_wakeup_fd(-1)  # an event loop of the parent's is not to wake up for a signal here
+    signal.set_wakeup_fd(-1)  # a signal here must not wake an event loop of the parent's
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -174,9 +174,9 @@ def settle_in(parent: int, nice: int) -> None:
 
 
 def _show_warnings_once() -> None:
-    """Have this child show no warning that another has shown: each compiles a config of the same kernel."""
+    """Hide warnings in this child that another child has shown: each compiles a config of the same kernel."""
     show = warnings.showwarning
-    if getattr(show, "func", None) is not _show_first:  # unless it was forked by one that has settled in
+    if getattr(show, "func", None) is not _show_first:  # a child's child has it already
         warnings.showwarning = partial(_show_first, show)
 
 
@@ -187,13 +187,13 @@ def _show_first(
     filename: str,
     lineno: int,
     *rest: Any,
-    **named: Any,
+    **keywords: Any,
 ) -> None:
     line = f"{filename}:{lineno}: {category.__name__}: {message}".encode(errors="replace")
     slot = zlib.crc32(line) % len(_SHOWN_WARNINGS)
     if not _SHOWN_WARNINGS[slot]:
         _SHOWN_WARNINGS[slot] = 1
-        show(message, category, filename, lineno, *rest, **named)
+        show(message, category, filename, lineno, *rest, **keywords)
 
 
 def kill_group(pid: int) -> None:
@@ -206,34 +206,34 @@ def kill_group(pid: int) -> None:
 HUNG_S = 10.0
 """Seconds of sleep after which a process counts as hung."""
 _BUSY = "RDTt"
-"""States in which Linux has a process that runs, waits for a disk, or was stopped by somebody."""
+"""Linux' states of a process that runs, waits for a disk, or was stopped."""
 
 
 class HungProcesses:
-    """Finds those that hang among leaders of process groups, from one look to the next. Only Linux tells."""
+    """Finds process groups that hang, by comparing their times from look to look; on Linux only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
         self._clock = clock
         self._last: dict[int, tuple[int, float]] = {}
-        """Processor ticks of each group, and since when they are so many."""
+        """Processor ticks of each group, and the time since which they have not changed."""
 
     def among(self, leaders: Iterable[int]) -> set[int]:
-        """Leaders whose groups have slept since `HUNG_S` seconds ago. To be asked about once a second."""
+        """Return the leaders whose groups have slept for `HUNG_S` seconds. To be called about once a second."""
         now = self._clock()
-        used = processor_ticks(leaders)
+        ticks_by_leader = processor_ticks(leaders)
         before, self._last = self._last, {}
-        for leader, ticks in used.items():
+        for leader, ticks in ticks_by_leader.items():
             same = ticks is not None and leader in before and before[leader][0] == ticks
             self._last[leader] = (-1 if ticks is None else ticks, before[leader][1] if same else now)
         return {leader for leader, (_, since) in self._last.items() if now - since >= HUNG_S}
 
 
 def processor_ticks(leaders: Iterable[int]) -> dict[int, int | None]:
-    """Clock ticks that each process group has computed for; None where it is at work at this moment."""
-    used: dict[int, int | None] = dict.fromkeys(leaders, 0)
-    if not used:
-        return used
+    """Return the clock ticks that each process group has used; None for one that works at this moment."""
+    ticks_by_leader: dict[int, int | None] = dict.fromkeys(leaders, 0)
+    if not ticks_by_leader:
+        return ticks_by_leader
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             stat = file.read_text()
@@ -241,59 +241,59 @@ def processor_ticks(leaders: Iterable[int]) -> dict[int, int | None]:
             continue  # it has ended meanwhile
         state, _, group, *rest = stat.rpartition(")")[2].split()
         pid = int(file.parent.name)
-        leader = pid if pid in used else int(group)
-        if (ticks := used.get(leader)) is not None:
-            used[leader] = None if state in _BUSY else ticks + sum(map(int, rest[8:12]))
-    return used
+        leader = pid if pid in ticks_by_leader else int(group)
+        if (ticks := ticks_by_leader.get(leader)) is not None:
+            ticks_by_leader[leader] = None if state in _BUSY else ticks + sum(map(int, rest[8:12]))
+    return ticks_by_leader
 
 
 _REAP_S = 0.05
-"""Children that have answered take milliseconds to give their memory back; they are looked for so often."""
+"""Seconds between two looks for children that have answered: they take milliseconds to free their memory."""
 _WATCH_S = 1.0
 """Seconds between two looks for children that hang."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How one child ended."""
+    """The end of one child."""
 
     number: int
     text: str = ""
-    """The task's result in JSON; empty where the child died before it could say, or never lived."""
+    """The task's result in JSON; empty where the child died without one, or never lived."""
     status: int = 0
     """The wait status of a child without a text."""
     refusal: str = ""
     """Why no child could be started; empty where one was."""
     hung: bool = False
-    """Whether it was ended for doing nothing."""
+    """Whether the child was killed as hung."""
 
 
 def run_dispatcher(
     ends: Sequence[Connection], tasks: Mapping[str, Callable[[Any], object]], nice: int
 ) -> None:
-    """In the dispatcher's process: become as many processes as there are ends, and serve each end.
+    """Fork the dispatcher's process into as many as there are ends, and serve one end in each.
 
-    Returns, in every one of them, when the other end was shut down and all children are gone.
+    Returns, in each process, when the other end was shut down and all children are gone.
     """
-    # Those that exist fork side by side: two rounds make four.
-    first, last, forked = 0, len(ends), list[int]()
+    # All processes so far fork at the same time: two rounds make four.
+    first, last, pids = 0, len(ends), list[int]()
     while last - first > 1:
         middle = (first + last + 1) // 2
         parent = os.getpid()
         pid = fork_process()
         if pid == 0:
             settle_in(parent, 0)
-            first, forked = middle, []
+            first, pids = middle, []
         else:
-            forked.append(pid)
+            pids.append(pid)
             last = middle
     for i, end in enumerate(ends):
         if i != first:
             end.close()
-    # A host may have its children reaped by the kernel; here their wait status is wanted.
+    # A host may let the kernel reap its children; here their wait status is needed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _DispatcherLoop(ends[first], tasks, nice).run()
-    for pid in forked:
+    for pid in pids:
         os.waitpid(pid, 0)
 
 
@@ -303,7 +303,7 @@ class _DispatcherLoop:
     def __init__(self, end: Connection, tasks: Mapping[str, Callable[[Any], object]], nice: int) -> None:
         self._end, self._tasks, self._nice = end, tasks, nice
         self._children: dict[int, tuple[int, Connection]] = {}
-        """Pid and pipe of each that runs, by its number."""
+        """Pid and pipe of each running child, by its number."""
         self._ending: set[int] = set()
         """Pids of children that have answered or were killed."""
         self._hung = HungProcesses()
@@ -311,8 +311,8 @@ class _DispatcherLoop:
 
     def run(self) -> None:
         """Serve until the other end was shut down; then end all children."""
-        with contextlib.suppress(OSError, EOFError):  # nobody listens any more
-            self._end.send(None)  # it has begun
+        with contextlib.suppress(OSError, EOFError):  # the other end is closed
+            self._end.send(None)  # the greeting
             while True:
                 self._serve()
         pids = self._ending | {pid for pid, _ in self._children.values()}
@@ -322,7 +322,7 @@ class _DispatcherLoop:
             os.waitpid(pid, 0)
 
     def _serve(self) -> None:
-        """Wait for something to do and do it. Raises `OSError` or `EOFError` when the other end is gone."""
+        """Wait for messages and handle them. Raises `OSError` or `EOFError` when the other end is gone."""
         numbers: dict[Any, int] = {pipe: number for number, (_, pipe) in self._children.items()}
         wait_s = _REAP_S if self._ending else _WATCH_S if numbers else None
         for ready in wait([self._end, *numbers], wait_s):
@@ -333,8 +333,8 @@ class _DispatcherLoop:
         self._ending = {pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0}
         if time.monotonic() >= self._watch_at:
             self._watch_at = time.monotonic() + _WATCH_S
-            hung = self._hung.among([pid for pid, _ in self._children.values()])
-            for number in [n for n, (pid, _) in self._children.items() if pid in hung]:
+            hung_pids = self._hung.among([pid for pid, _ in self._children.values()])
+            for number in [n for n, (pid, _) in self._children.items() if pid in hung_pids]:
                 kill_group(self._forget(number))
                 self._end.send(Answer(number, status=signal.SIGKILL, hung=True))
 
@@ -357,7 +357,7 @@ class _DispatcherLoop:
     def _listen(self, number: int) -> None:
         text = _text_of(self._children[number][1])
         pid = self._forget(number)
-        if text:  # without waiting for its end: what it has used takes milliseconds to free
+        if text:  # without waiting for its end: its memory takes milliseconds to free
             self._end.send(Answer(number, text))
         else:
             self._ending.discard(pid)
@@ -371,7 +371,7 @@ class _DispatcherLoop:
 
 
 def _text_of(pipe: Connection) -> str:
-    """The answer of a child; empty where it has died without one."""
+    """Return the answer of a child; empty where it has died without one."""
     try:
         return pipe.recv_bytes().decode()
     except (OSError, EOFError):
@@ -379,13 +379,13 @@ def _text_of(pipe: Connection) -> str:
 
 
 NICE = 5
-"""Children yield to the main process, whose launches are being timed."""
+"""Niceness of children: the main process times launches meanwhile."""
 _STARTS_PER_PROCESS = 4
 _MAX_PROCESSES = 4
 """A dispatcher of one process starts sixteen children one after the other. Four become four in the time of two
 forks, and start four each."""
 _CLOSE_S = 5.0
-"""Seconds that a dispatcher has for ending its children; it needs milliseconds."""
+"""Seconds for a dispatcher to end its children; it needs milliseconds."""
 
 
 class Dispatcher:
@@ -402,30 +402,30 @@ class Dispatcher:
         self._owner = 0
         self._ends: list[Connection] = []
         self._silent: set[Connection] = set()
-        """Ends from which nothing has come so far, not even a greeting."""
+        """Ends that have sent nothing so far, not even a greeting."""
         self._forked_at = 0.0
         self._outstanding: set[int] = set()
         self._answers: dict[int, Answer] = {}
         self._count = 0
-        self._closed = False
+        self._is_closed = False
 
     def start(self, task: str, argument: object) -> int | None:
-        """Have a child do the task; the number by which its answer is asked for.
+        """Start a child for the task; returns the number by which to `take` its answer.
 
-        None where this dispatcher cannot do it: it is gone, cannot be forked, or the argument cannot be pickled.
+        None where that is impossible: the dispatcher is gone or cannot be forked, or the argument cannot be pickled.
         """
         number = self._count
         try:
             request = pickle.dumps(("start", number, task, argument))
         except Exception:  # objects of the user's may fail in any way
             return None
-        if self._closed:
+        if self._is_closed:
             return None
         if not self._pid:
             try:
                 self._fork()
             except OSError:
-                self._closed = True
+                self._is_closed = True
                 return None
         self._count += 1
         if not self._send(number, request):
@@ -434,23 +434,23 @@ class Dispatcher:
         return number
 
     def kill(self, number: int) -> None:
-        """End this child and everything that it has started; its answer does not come."""
+        """End this child and everything that it has started; it has no answer then."""
         self._answers.pop(number, None)
         if number in self._outstanding:
             self._outstanding.discard(number)
             self._send(number, pickle.dumps(("kill", number)))
 
     def take(self, number: int) -> Answer | None:
-        """The answer of this child, once; None while there is none."""
+        """Return the answer of this child, once; None while there is none."""
         return self._answers.pop(number, None)
 
     @property
     def ends(self) -> Sequence[Connection]:
-        """Connections that become readable when `listen` has something to hear."""
+        """Connections that become readable when `listen` has messages to read."""
         return self._ends
 
     def listen(self) -> None:
-        """Take in messages, without waiting. All children of a dispatcher that died are dead as well."""
+        """Read messages, without waiting. All children of a dispatcher that died are dead as well."""
         if not all(map(self._hear, self._ends)):
             self._give_up()
             return
@@ -459,12 +459,12 @@ class Dispatcher:
 
     def close(self) -> None:
         """End all children, and the dispatcher. Returns at once: freeing their memory takes a tenth of a second."""
-        self._closed = True
+        self._is_closed = True
         is_copy = self._owner != os.getpid()  # a fork's: the dispatcher is its parent's
         for end in self._ends:
             if not is_copy:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as twin:
-                    twin.shutdown(socket.SHUT_RDWR)  # heard even if another fork of this process holds a copy
+                    twin.shutdown(socket.SHUT_RDWR)  # works even if another fork of this process has a copy
             end.close()
         self._ends.clear()
         if is_copy:
@@ -486,16 +486,16 @@ class Dispatcher:
             pairs.extend(Pipe() for _ in range(self._processes))
             pid = fork_process()
         except BaseException:
-            for mine, other in pairs:
-                mine.close()
+            for own, other in pairs:
+                own.close()
                 other.close()
             raise
         if pid == 0:
             code = 1
             try:
                 settle_in(parent, 0)
-                for mine, _ in pairs:
-                    mine.close()
+                for own, _ in pairs:
+                    own.close()
                 run_dispatcher([other for _, other in pairs], self._tasks, self._nice)
                 code = 0
             finally:
@@ -503,7 +503,7 @@ class Dispatcher:
         for _, other in pairs:
             other.close()
         self._pid, self._owner, self._forked_at = pid, parent, time.perf_counter()
-        self._ends = [mine for mine, _ in pairs]
+        self._ends = [own for own, _ in pairs]
         self._silent = set(self._ends)
 
     def _send(self, number: int, request: bytes) -> bool:
@@ -517,7 +517,7 @@ class Dispatcher:
         return True
 
     def _hear(self, end: Connection) -> bool:
-        """Whether the process at the other end lives."""
+        """Read an end's messages; returns whether the process at the other end lives."""
         try:
             while end.poll():
                 answer: Answer | None = end.recv()
@@ -530,14 +530,14 @@ class Dispatcher:
         return True
 
     def _give_up(self, *, hung: bool = False) -> None:
-        """A process of the dispatcher's died or hangs: requests to it are lost, and the others are ended."""
+        """Close a dispatcher of which a process died or hangs; outstanding requests get an answer that says so."""
         for end in self._ends:
             self._hear(end)
-        lost, kept = self._outstanding, self._answers
+        numbers, answers = self._outstanding, self._answers
         self._outstanding = set()
         self._answers = {}
         self.close()
-        self._answers = kept | {number: Answer(number, status=signal.SIGKILL, hung=hung) for number in lost}
+        self._answers = answers | {n: Answer(n, status=signal.SIGKILL, hung=hung) for n in numbers}
 
 
 def _reap(pid: int) -> None:
@@ -557,7 +557,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DispatchedTask:
-    """A task as a dispatcher knows it: by name, with its argument."""
+    """A task by its name in a dispatcher, with its argument."""
 
     dispatcher: Dispatcher
     name: str
@@ -575,15 +575,15 @@ class ForkedChild:
     pipe: Connection | None = None
     dispatcher: Dispatcher | None = None
     number: int = -1
-    """Its dispatcher's number for it."""
+    """The dispatcher's number of the child."""
     text: str = ""
     refusal: str = ""
-    """Why its dispatcher could start no child; empty where it could."""
+    """Why the dispatcher could start no child; empty where it could."""
     hung: bool = False
-    """Whether its dispatcher has ended it for doing nothing, or hangs itself."""
+    """Whether the dispatcher has killed the child as hung, or hangs itself."""
 
     def answer(self) -> Any:
-        """Return the task's result. Raises `ValueError` when the child died before it could say."""
+        """Return the task's result. Raises `ValueError` when the child died without one."""
         return json.loads(self.text)
 
 
@@ -591,7 +591,7 @@ class ForkedChildren:
     """The running children of one owner, who must `close` it."""
 
     def __init__(self, nice: int = NICE) -> None:
-        """`nice` is how much further children yield than whoever starts them."""
+        """`nice` is added to the niceness of the process that starts the children."""
         self._nice = nice
         self._running: list[ForkedChild] = []
         self._ending: set[int] = set()
@@ -600,46 +600,44 @@ class ForkedChildren:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(
-        self, tag: object, task: Callable[[], object], dispatched: DispatchedTask | None = None
-    ) -> None:
+    def start(self, tag: object, task: Callable[[], object], request: DispatchedTask | None = None) -> None:
         """Run `task` in a child; its result must be JSON-able. Raises `OSError` when none can be had.
 
-        The same task as a dispatcher's is `dispatched` instead, unless the dispatcher is gone.
+        With a `request` for the same task its dispatcher starts the child, unless the dispatcher is gone.
         """
-        if dispatched is not None:
-            number = dispatched.dispatcher.start(dispatched.name, dispatched.argument)
+        if request is not None:
+            number = request.dispatcher.start(request.name, request.argument)
             if number is not None:
-                child = ForkedChild(tag, time.perf_counter(), dispatcher=dispatched.dispatcher, number=number)
+                child = ForkedChild(tag, time.perf_counter(), dispatcher=request.dispatcher, number=number)
                 self._running.append(child)
                 return
         pid, pipe = fork_task(lambda pipe: pipe.send_bytes(json.dumps(task()).encode()), self._nice)
         self._running.append(ForkedChild(tag, time.perf_counter(), pid, pipe))
 
     def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
-        """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
-        anybody said anything."""
-        self._ending = {pid for pid in self._ending if _reaped(pid, os.WNOHANG) is None}
-        ended = self._dispatched_answers()
-        forked = {child.pipe: child for child in self._running if child.pipe is not None}
+        """Listen for at most `timeout_s`; returns the children that ended, with their wait status, and whether
+        any message came."""
+        self._ending = {pid for pid in self._ending if _wait_status(pid, os.WNOHANG) is None}
+        results = self._dispatcher_results()
+        children_by_pipe = {child.pipe: child for child in self._running if child.pipe is not None}
         dispatchers = {id(d): d for child in self._running if (d := child.dispatcher) is not None}
         ends = [end for d in dispatchers.values() for end in d.ends]
-        readable = wait([*forked, *ends], 0 if ended else timeout_s)
-        for child in (forked[pipe] for pipe in readable if pipe in forked):
+        readable = wait([*children_by_pipe, *ends], 0 if results else timeout_s)
+        for child in (children_by_pipe[pipe] for pipe in readable if pipe in children_by_pipe):
             assert child.pipe is not None
             child.text = _text_of(child.pipe)
-            ended.append((child, self._forget(child)))
+            results.append((child, self._forget(child)))
         for dispatcher in dispatchers.values():
             dispatcher.listen()
-        ended += self._dispatched_answers()
-        return ended, bool(readable or ended)
+        results += self._dispatcher_results()
+        return results, bool(readable or results)
 
     def running(self) -> list[ForkedChild]:
-        """Children that have not ended, or have not been heard to."""
+        """Return the children that have not ended, as far as their messages were read."""
         return list(self._running)
 
     def overdue(self, seconds: float) -> list[ForkedChild]:
-        """Children that have been running for longer than that."""
+        """Return the children that have been running for longer than `seconds`."""
         limit = time.perf_counter() - seconds
         return [child for child in self._running if child.began < limit]
 
@@ -653,22 +651,22 @@ class ForkedChildren:
         self._forget(child)
 
     def close(self) -> None:
-        """Kill what still runs. A dispatcher is closed by its own owner."""
+        """Kill running children. A dispatcher is closed by its own owner."""
         for child in list(self._running):
             self.kill(child)
         while self._ending:
-            _reaped(self._ending.pop())
+            _wait_status(self._ending.pop())
 
-    def _dispatched_answers(self) -> list[tuple[ForkedChild, int]]:
-        """Children whose dispatchers have heard of their end, with their wait status."""
-        ended = []
+    def _dispatcher_results(self) -> list[tuple[ForkedChild, int]]:
+        """Return children whose end their dispatchers have reported, with their wait status."""
+        results = []
         for child in list(self._running):
             if child.dispatcher is None or (answer := child.dispatcher.take(child.number)) is None:
                 continue
             child.text, child.refusal, child.hung = answer.text, answer.refusal, answer.hung
             self._running.remove(child)
-            ended.append((child, answer.status))
-        return ended
+            results.append((child, answer.status))
+        return results
 
     def _forget(self, child: ForkedChild) -> int:
         self._running.remove(child)
@@ -677,16 +675,16 @@ class ForkedChildren:
         if child.text:
             self._ending.add(child.pid)
             return 0
-        return _reaped(child.pid) or 0
+        return _wait_status(child.pid) or 0
 
 
-def _reaped(pid: int, options: int = 0) -> int | None:
-    """The wait status of a child that has ended; None while it has not."""
+def _wait_status(pid: int, options: int = 0) -> int | None:
+    """Return the wait status of a child that has ended; None while it runs."""
     try:
-        ended, status = os.waitpid(pid, options)
+        ended_pid, status = os.waitpid(pid, options)
     except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)
         return 0
-    return status if ended else None
+    return status if ended_pid else None
 
 
 def answers_of_children(
@@ -704,8 +702,8 @@ def answers_of_children(
         for i, share in enumerate(shares):
             with suppress(OSError):
                 children.start(i, partial(answer, share), DispatchedTask(dispatcher, "share", i))
-        while len(children) and (left := until - time.perf_counter()) > 0:
-            for child, _ in children.finished(left)[0]:
+        while len(children) and (remaining_s := until - time.perf_counter()) > 0:
+            for child, _ in children.finished(remaining_s)[0]:
                 with suppress(ValueError):
                     answers[child.tag] = child.answer()
     finally:

@@ -48,7 +48,7 @@ class CompilerHash:
         self._thread: threading.Thread | None = None
 
     def start_early(self) -> None:
-        """Begin computing it, once per process; nothing happens without a GPU's driver."""
+        """Begin to compute the hash, once per process; do nothing without a GPU's driver."""
         if self._thread is None and any(map(os.path.exists, _DEVICE_FILES)):
             # Reading and digesting hold no lock of the interpreter.
             thread = threading.Thread(target=self._compute, name="compiler-hash", daemon=True)
@@ -61,22 +61,22 @@ class CompilerHash:
             key_module().triton_key()
 
     def settle(self) -> None:
-        """Have it known here, and in what is forked from now on. Raises what Triton's own function does."""
+        """Wait until the hash is known, here and in later forks. Raises the errors of Triton's own function."""
         if self._thread is not None and self._thread.is_alive():  # a fork has none of its parent's threads
             self._thread.join()
         key_module().triton_key()
 
 
 COMPILER_HASH = CompilerHash()
-"""This process' own."""
+"""The hash of this process."""
 
 
 _MODULE = "__triton_launcher"
 """Triton's name of the generated module."""
 _FLAGS = ("-O1", "-shared", "-fPIC", "-w")
-"""Triton's, but for its -O3, which takes a fifth longer: a stub calls functions one after the other."""
+"""Triton's flags with -O1 for -O3, which takes a fifth longer: a stub calls functions one after the other."""
 _LAST_S = 0.5
-"""Between the end of its output and its own."""
+"""Seconds from the end of the compiler's output to its own."""
 _FILE = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
@@ -89,7 +89,7 @@ class FirstLaunch:
     def __init__(self, call: KernelCall, timeout_s: float) -> None:
         """`timeout_s` is the most that all builds of stubs may take."""
         self._call, self._timeout_s = call, timeout_s
-        self._seen: set[object] = set()
+        self._keys: set[object] = set()
         self._builds: list[_StubBuild] = []
         self._idle_time_used = False
 
@@ -99,7 +99,7 @@ class FirstLaunch:
             COMPILER_HASH.settle()
 
     def use_idle_time(self) -> None:
-        """While this process waits for binaries: compute what it needs to find them in Triton's cache."""
+        """Compute Triton's cache keys while this process waits for binaries."""
         if self._idle_time_used:
             return
         self._idle_time_used = True
@@ -117,29 +117,29 @@ class FirstLaunch:
             with contextlib.suppress(Exception):
                 if _launcher_module() is None:
                     return
-                kernel, args, kwargs = self._bound(candidate)
+                kernel, args, kwargs = self._binder_inputs(candidate)
                 constexpr = {p.name for p in kernel.params if p.is_constexpr}
-                mark = (candidate.variant, *(i for i in candidate.config.kwargs if i[0] not in constexpr))
-                if mark in self._seen:
+                key = (candidate.variant, *(i for i in candidate.config.kwargs if i[0] not in constexpr))
+                if key in self._keys:
                     continue
-                self._seen.add(mark)
+                self._keys.add(key)
                 signature = launch_signature(kernel, args, kwargs)
                 if (source := missing_stub(signature)) is not None:
                     self._builds.append(_StubBuild(source))
 
     def wait(self) -> None:
-        """Wait for the builds, and put them into Triton's cache: one that has begun ends sooner than another."""
+        """Wait for the builds, and put them into Triton's cache: a new build would end later."""
         limit = time.perf_counter() + self._timeout_s
         while self._builds:
             with contextlib.suppress(Exception):  # the launch says what is wrong
                 self._builds.pop(0).finish(limit - time.perf_counter())
 
     def close(self) -> None:
-        """Stop what is still being built."""
+        """Stop running builds."""
         while self._builds:
             self._builds.pop().close()
 
-    def _bound(self, candidate: Candidate) -> tuple[Any, Sequence[object], NamedArguments]:
+    def _binder_inputs(self, candidate: Candidate) -> tuple[Any, Sequence[object], NamedArguments]:
         call = self._call
         function: KernelFunction
         if candidate.variant in call.functions:
@@ -148,18 +148,18 @@ class FirstLaunch:
             )
             function, args, kwargs = inputs[0], inputs[1], {**inputs[2], **inputs[3]}
         else:
-            peeled, computed = call.under_heuristics(candidate)
-            function = cast("KernelFunction", peeled)
-            args, kwargs = call.args, {**call.launch_keywords(candidate), **computed}
-        given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+            kernel_function, values = call.under_heuristics(candidate)
+            function = cast("KernelFunction", kernel_function)
+            args, kwargs = call.args, {**call.launch_keywords(candidate), **values}
+        arguments = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         positional = dict(zip(function.arg_names, args, strict=False))
-        full = heuristic_values(function)({**positional, **given})
+        full = heuristic_values(function)({**positional, **arguments})
         kernel = innermost(function)
         return kernel, args, {name: value for name, value in full.items() if name not in positional}
 
 
 def launch_signature(kernel: Any, args: Sequence[object], kwargs: NamedArguments) -> dict[str, Any]:
-    """The types of a `JITFunction`'s parameters under these arguments, by name, as its launcher takes them.
+    """Return the types of a `JITFunction`'s parameters under these arguments, by name, as its launcher takes them.
 
     `kwargs` may hold launch options as well. Raises what Triton's binder does for arguments that do not fit.
     """
@@ -216,7 +216,7 @@ class _StubBuild:
         self._output = self._process.stdout
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for it, and put it into Triton's cache."""
+        """Wait for the build, and put its result into Triton's cache."""
         try:
             with selectors.DefaultSelector() as selector:
                 # `wait` with a limit looks every 50 ms.
@@ -228,7 +228,7 @@ class _StubBuild:
             self.close()
 
     def close(self) -> None:
-        """End it."""
+        """End the build."""
         if self._process.poll() is None:
             kill_group(self._process.pid)
             self._process.wait()
@@ -237,7 +237,7 @@ class _StubBuild:
 
 
 def _stub_cache(source: str) -> Any:
-    """Where Triton keeps what is built from this source."""
+    """Return Triton's cache for builds of this source."""
     from triton.runtime.build import platform_key
     from triton.runtime.cache import get_cache_manager
 

@@ -28,13 +28,13 @@ class _LazyPackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if "_names" not in state:
             state["_names"] = _names_of(self.__name__, Path(state["__file__"]).read_text(encoding="utf-8"))
-        known = state["_names"].get(name, _UNKNOWN)
-        if known is _UNKNOWN:
+        entry = state["_names"].get(name, _UNKNOWN)
+        if entry is _UNKNOWN:
             complete(self)
             return getattr(
                 sys.modules.get(self.__name__, self), name
             )  # some put another module in their place
-        home, original, value = known
+        home, original, value = entry
         if home == self.__name__:
             value = importlib.import_module(f"{home}.{original}")
         elif home:
@@ -60,25 +60,25 @@ def _names_of(package: str, text: str) -> dict[str, tuple[str, str, Any] | objec
     """Names that a package's file takes from its own modules (module, name there, None), and its literals."""
     names: dict[str, tuple[str, str, Any] | object] = {}
     for node in ast.parse(text).body:
-        bound: list[tuple[str, tuple[str, str, Any] | object]] = []
+        entries: list[tuple[str, tuple[str, str, Any] | object]] = []
         if isinstance(node, ast.ImportFrom):
             home = resolve_name("." * node.level + (node.module or ""), package)
             inside = f"{home}.".startswith(f"{package}.")
-            bound = [(a.asname or a.name, (home, a.name, None) if inside else _UNKNOWN) for a in node.names]
+            entries = [(a.asname or a.name, (home, a.name, None) if inside else _UNKNOWN) for a in node.names]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            bound = [(t.id, ("", "", node.value.value)) for t in node.targets if isinstance(t, ast.Name)]
+            entries = [(t.id, ("", "", node.value.value)) for t in node.targets if isinstance(t, ast.Name)]
         else:
-            stored = [
+            targets = [
                 n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
             ]
-            bound = [(name, _UNKNOWN) for name in (*stored, getattr(node, "name", ""))]
-        names.update(bound)
+            entries = [(name, _UNKNOWN) for name in (*targets, getattr(node, "name", ""))]
+        names.update(entries)
     return names
 
 
 class _LazyLoader(Loader):
-    def __init__(self, loader: SourceFileLoader, known: dict[str, Any]) -> None:
-        self._loader, self._known = loader, known
+    def __init__(self, loader: SourceFileLoader, entries: dict[str, Any]) -> None:
+        self._loader, self._entries = loader, entries
 
     def __getattr__(self, name: str) -> Any:  # files of the package's that somebody reads
         return getattr(self._loader, name)
@@ -87,7 +87,7 @@ class _LazyLoader(Loader):
         return _LazyPackage(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(self._known, _pending=self._loader)
+        vars(module).update(self._entries, _pending=self._loader)
 
 
 class _LazyFinder(MetaPathFinder):
@@ -126,7 +126,7 @@ def complete_packages(module: str) -> bool:
     """Complete the packages above a module, and forget it; whether any was lazy, so that it may differ now."""
     parts = module.split(".")
     above = [sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts))]
-    completed = [complete(package) for package in above if isinstance(package, _LazyPackage)]
-    if any(completed):
+    changes = [complete(package) for package in above if isinstance(package, _LazyPackage)]
+    if any(changes):
         sys.modules.pop(module, None)
-    return any(completed)
+    return any(changes)

@@ -49,17 +49,17 @@ class CompileResult:
     """None when it compiled, or is `doubtful`."""
     message: str = ""
     doubtful: bool = False
-    """Whether it failed for what may not fail in the process and thread of the call, where it is to be tried."""
+    """Whether the failure may be due to the child or thread: the process and thread of the call try again."""
     began_s: float | None = None
-    """When it began, by `time.perf_counter`; None where it was not compiled now."""
+    """Begin of the compilation, by `time.perf_counter`; None where it was not compiled now."""
     raised: bool = False
     """Whether the compiler raised an exception, which another compilation would raise again; else it hung or died."""
 
     def fail(self, outcome: Outcome | None, message: str, of_compiler: bool) -> None:
-        """Take in an exception: the one place that says whether it is believed.
+        """Note an exception, and whether it counts as the candidate's failure.
 
-        The compiler's own is. Any other may be a matter of where it was raised: in a fork without a device, or on
-        another thread. One for want of memory is not tried again.
+        The compiler's own does. Any other may be due to its place, a fork without a device or another thread, and
+        makes the result doubtful. A lack of memory is not tried again.
         """
         self.message, self.raised = message, True
         self.doubtful = not of_compiler and outcome is not Outcome.INFRASTRUCTURE
@@ -92,7 +92,7 @@ class ThreadPool:
         self._compile, self._prepare, self._timeout_s = compile_one, prepare, timeout_s
         context = contextvars.copy_context()  # of the call: a thread begins with an empty one
         self._threads = CompilingThreads(lambda c: context.copy().run(self._attempt, c), workers)
-        self._taken: set[Candidate] = set()
+        self._collected: set[Candidate] = set()
         self.compile_s = 0.0
         self.finished = 0
         self.while_waiting: Callable[[], object] = lambda: None
@@ -110,7 +110,7 @@ class ThreadPool:
         until = math.inf if within_s is None else time.perf_counter() + within_s
         while True:
             self._threads.wait(
-                lambda _: bool(self._threads.done.keys() - self._taken),
+                lambda _: bool(self._threads.done.keys() - self._collected),
                 max(0.0, min(0.25, until - time.perf_counter())),
             )
             if results := self._take(1):
@@ -127,19 +127,19 @@ class ThreadPool:
         return self._take(None)
 
     def close(self) -> None:
-        """Drop what has not started, and wait for what has: a compiler cannot be interrupted."""
+        """Drop the queue, and wait for running compilations: a compiler cannot be interrupted."""
         self._threads.close(self._timeout_s)
 
     def _take(self, most: int | None) -> list[CompileResult]:
         results = []
-        for candidate in [c for c in list(self._threads.done) if c not in self._taken][:most]:
-            self._taken.add(candidate)
-            compiled = self._threads.done[candidate]
-            result = compiled.result or CompileResult(candidate, outcome=Outcome.TIMEOUT)
-            result.seconds, self.finished = compiled.seconds, self.finished + (compiled.error is None)
-            self.compile_s += compiled.seconds if compiled.error is None else 0.0
-            if compiled.error is not None:
-                result.message = f"TimeoutError: {compiled.error}"
+        for candidate in [c for c in list(self._threads.done) if c not in self._collected][:most]:
+            self._collected.add(candidate)
+            attempt = self._threads.done[candidate]
+            result = attempt.result or CompileResult(candidate, outcome=Outcome.TIMEOUT)
+            result.seconds, self.finished = attempt.seconds, self.finished + (attempt.error is None)
+            self.compile_s += attempt.seconds if attempt.error is None else 0.0
+            if attempt.error is not None:
+                result.message = f"TimeoutError: {attempt.error}"
             results.append(result)
         return results
 
@@ -151,13 +151,13 @@ class ThreadPool:
             result.outcome = Outcome.INFRASTRUCTURE
             result.message = f"a compile thread could not select the device: {error}"
             return result
-        for left in reversed(range(_MAX_THREAD_TRIES)):
+        for tries_left in reversed(range(_MAX_THREAD_TRIES)):
             try:
                 self._compile(candidate)
             except BaseException as error:
                 # CPython 3.11's ast.parse counts its depth for all threads together and trips over it now and then
-                # ("AST constructor recursion depth mismatch"): the kernel is innocent.
-                if left and isinstance(error, SystemError):
+                # ("AST constructor recursion depth mismatch"): that is not the kernel's fault.
+                if tries_left and isinstance(error, SystemError):
                     continue
                 result.fail(*_exception(error))
             return result
@@ -178,21 +178,21 @@ class ForkPool:
     ) -> None:
         """`timeout_s` is the most a compilation may take.
 
-        With a `call`, children are forked by a `Dispatcher`, and the needs of its first launch are prepared besides,
-        before the first binary is handed out. Without, `compile_one` may depend on what this process does later.
+        With a `call`, a `Dispatcher` forks the children, and the call's first launch is prepared before the first
+        result. Without, `compile_one` may depend on state that this process changes later.
         """
         self.compile_s = 0.0
         self.finished = 0
         self._delays: list[float] = []
-        """Seconds until each child began to compile: it is forked, and others of the first wave with it."""
+        """Seconds until each child began to compile, which grow with the number of children forked at once."""
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
         self._started: set[Candidate] = set()
         """Candidates that compile or have compiled."""
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
-        self._known: Collection[Candidate] = () if call is None else frozenset(call.configs)
-        """Candidates that the dispatcher can compile; others may have come after it."""
+        self._candidates: Collection[Candidate] = () if call is None else frozenset(call.configs)
+        """Candidates that the dispatcher knows; later ones are forked here."""
         self._dispatcher: Dispatcher | None = None
         self._first_launch: FirstLaunch | None = None
         self.while_waiting: Callable[[], object] = lambda: None
@@ -204,20 +204,20 @@ class ForkPool:
             self._first_launch.begin()
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Compile these next, in this order, as far as they were not started; all else in the queue is forgotten.
+        """Compile these next, in this order, unless they were started; they replace the queue.
 
-        A running compilation that is not among them is given up where one of them needs its worker.
+        A running compilation of another candidate is killed where one of them needs its worker.
         """
-        while self._listen(0.0):  # what has ended is not to be killed
+        while self._listen(0.0):  # collect ended children before any is killed
             pass
-        listed = dict.fromkeys(candidates)
-        fresh = [c for c in listed if c not in self._started]
+        order = dict.fromkeys(candidates)
+        fresh = [c for c in order if c not in self._started]
         if self._first_launch is not None:
             self._first_launch.start(fresh)
         lacking = len(fresh) + len(self._children) - self._workers
-        unwanted = [child for child in self._children.running() if child.tag not in listed]
-        # The youngest have the least to lose.
-        for child in sorted(unwanted, key=lambda one: -one.began)[: max(0, lacking)]:
+        stale = [child for child in self._children.running() if child.tag not in order]
+        # The youngest have done the least work.
+        for child in sorted(stale, key=lambda child: -child.began)[: max(0, lacking)]:
             self._children.kill(child)
             _record_given_up(child)
             self._started.discard(child.tag)
@@ -244,7 +244,7 @@ class ForkPool:
             if time.perf_counter() >= limit:
                 return None
             if self._listen(max(0.0, min(0.25, limit - time.perf_counter()))):
-                # Only a silent child can hang: others may have waited long for us to listen.
+                # Only a silent child can hang: messages may have waited long for this process.
                 continue
             for child in self._children.overdue(self._timeout_s):
                 self._children.kill(child)
@@ -265,7 +265,7 @@ class ForkPool:
         return results
 
     def close(self) -> None:
-        """Kill the children: their results are not wanted any more."""
+        """Kill the children, whose results are not needed any more."""
         self._waiting.clear()
         for child in self._children.running():
             _record_given_up(child)
@@ -276,29 +276,29 @@ class ForkPool:
             self._dispatcher.close()
 
     def _listen(self, timeout_s: float) -> bool:
-        ended, answered = self._children.finished(timeout_s)
-        for child, status in ended:
+        results, has_news = self._children.finished(timeout_s)
+        for child, status in results:
             if child.hung:
-                # Forked anew, it need not: that is nothing that the candidate has done.
+                # A fork can hang by itself: another child compiles the candidate.
                 self._start(child.tag, None)
             else:
                 self._ended.append(self._result(child, status))
-        return answered
+        return has_news
 
     def _fill(self) -> None:
         while self._waiting and len(self._children) < self._workers:
             candidate = self._waiting.popleft()
             self._started.add(candidate)
-            self._start(candidate, self._dispatched(candidate))
+            self._start(candidate, self._dispatcher_task(candidate))
 
-    def _start(self, candidate: Candidate, dispatched: DispatchedTask | None) -> None:
+    def _start(self, candidate: Candidate, dispatcher_task: DispatchedTask | None) -> None:
         try:
-            self._children.start(candidate, partial(self._attempt, candidate), dispatched)
+            self._children.start(candidate, partial(self._attempt, candidate), dispatcher_task)
         except OSError as error:
-            self._ended.append(_not_started(candidate, str(error)))
+            self._ended.append(_start_failure(candidate, str(error)))
 
-    def _dispatched(self, candidate: Candidate) -> DispatchedTask | None:
-        if self._dispatcher is None or candidate not in self._known:
+    def _dispatcher_task(self, candidate: Candidate) -> DispatchedTask | None:
+        if self._dispatcher is None or candidate not in self._candidates:
             return None
         return DispatchedTask(self._dispatcher, "compile", candidate)
 
@@ -314,16 +314,16 @@ class ForkPool:
 
     def _result(self, child: ForkedChild, status: int) -> CompileResult:
         if child.refusal:
-            return _not_started(child.tag, child.refusal)
+            return _start_failure(child.tag, child.refusal)
         result = CompileResult(child.tag, time.perf_counter() - child.began, began_s=child.began)
         try:
             answer = child.answer()
         except ValueError:
-            # It died without a word: an abort inside the compiler, unless somebody else (the kernel
-            # when memory is short, say) killed it.
+            # The child died without an answer: an abort inside the compiler, unless another process (the
+            # operating system for want of memory, say) killed it.
             how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status >> 8}"
-            aborted = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
-            result.outcome = Outcome.COMPILE_ERROR if aborted else Outcome.INFRASTRUCTURE
+            is_abort = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
+            result.outcome = Outcome.COMPILE_ERROR if is_abort else Outcome.INFRASTRUCTURE
             result.message = f"the compiler died ({how})"
             return result
         result.seconds, result.began_s = float(answer["seconds"]), float(answer["began"])
@@ -340,8 +340,8 @@ def _record_given_up(child: ForkedChild) -> None:
     record("compile", "compile", child.began, time.perf_counter(), candidate=child.tag, outcome="given up")
 
 
-def _not_started(candidate: Candidate, reason: str) -> CompileResult:
-    """No more processes, memory or descriptors: not the candidate's fault."""
+def _start_failure(candidate: Candidate, reason: str) -> CompileResult:
+    """Return the result for a lack of processes, memory or descriptors, which is not the candidate's fault."""
     return CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, f"no child could be started: {reason}")
 
 
@@ -351,12 +351,12 @@ _FORK_BELOW = 16 * 2**30
 
 
 def can_fork() -> bool:
-    """Whether children are to be had here, and quickly."""
+    """Whether this process can fork children quickly."""
     return sys.platform == "linux" and _resident_bytes() < _FORK_BELOW
 
 
 def _resident_bytes() -> int:
-    """Memory of this process that is in use; 0 where the system does not say."""
+    """Return the bytes of memory that this process uses; 0 where the system does not tell."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -365,7 +365,7 @@ def _resident_bytes() -> int:
 
 
 class _TargetOnlyDriver:
-    """The driver a forked child sees: it knows what to compile for, and nothing else."""
+    """The driver in a forked child: it knows the target, and nothing else."""
 
     def __init__(self, active: Any) -> None:
         self._device = active.get_current_device()
@@ -388,10 +388,10 @@ def make_pool(
     how: str,
     call: KernelCall | None = None,
 ) -> CompilePool | None:
-    """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over.
+    """Return a pool; `how` is `fork`, `threads`, or `auto`: children where Triton's cache can carry their binaries.
 
-    With a `call`, children also prepare what its first launch needs besides binaries. None where threads would run
-    somebody else's code, which may wait for a lock that the caller's thread holds: launches compile.
+    With a `call`, its first launch is prepared, too. None where threads would run code of others, which may wait for
+    a lock that the caller's thread holds: launches compile then.
     """
     from triton import knobs
     from triton.runtime.jit import JITFunction
@@ -401,7 +401,7 @@ def make_pool(
     if call is not None:
         _ = call.computed  # here, before any fork and any other thread
     if how == "auto":
-        # A child hands its binary over through Triton's cache.
+        # A child's binary reaches this process through Triton's cache.
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
         own = call is None or all(map(call.compiles_alone, call.configs))
@@ -412,9 +412,9 @@ def make_pool(
 
 
 def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a child may run it: the driver that it sees only knows the target.
+    """Return the function for a child: under a driver that knows the target alone.
 
-    Raises `RuntimeError` when there is no driver whose target could be known.
+    Raises `RuntimeError` when there is no driver to ask for its target.
     """
     from triton.runtime.driver import driver
 
@@ -432,7 +432,7 @@ def without_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _device_selector() -> Callable[[], None]:
-    """A function for compile threads: a new thread starts on device 0, whatever its parent uses."""
+    """Return a function that selects the parent's device in a compile thread, which starts on device 0."""
     import torch
 
     if not torch.cuda.is_available():

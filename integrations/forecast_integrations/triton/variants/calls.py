@@ -1,9 +1,8 @@
 """Forms of calls, by which answers are remembered, and the calls that a verified source may serve.
 
-Both are asked at every launch of a variant, so they have to be cheap. A key hit may come with other strides, other
+Both are computed at every launch of a variant, so they have to be cheap. A key hit may come with other strides, other
 sizes that are not in the key, or overlapping tensors. The scope of a check depends on dtypes, shapes, strides,
-alignment and scalars: the answer is remembered by these. Whether a tensor that is written overlaps another one is
-looked at in every call.
+alignment and scalars: the answer is remembered by these. Overlaps of written tensors are checked in every call.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from forecast_integrations.triton.protocols import (
 _MAX_CACHED_CALLS = 4096
 """Calls remembered per layout."""
 _MAX_LAYOUTS = 256
-"""Ways of writing a call (types of its arguments, names of those by keyword) that are remembered."""
+"""Layouts of a call (types of its arguments, names of its keywords) that are remembered."""
 _ALIGNMENT = 15
 _PLAIN = (int, float, bool, str)
 
@@ -37,7 +36,7 @@ ArgumentPicker = Callable[[Sequence[Any]], tuple[Any, ...]]
 CallForm: TypeAlias = (
     "tuple[_CallLayout, tuple[object, ...], Sequence[Tensor], Sequence[int], Sequence[object]]"
 )
-"""How a call is written, its description, its tensors, the addresses that these begin at, and all of its values."""
+"""A call's layout, its description, its tensors, their addresses, and all of its values."""
 OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 """The place and bytes of each tensor that may be written, and the same of those it must not overlap."""
 
@@ -46,12 +45,12 @@ class CallForms:
     """Describes calls of a kernel by all of their arguments: values, and dtypes, shapes, strides and alignment."""
 
     def __init__(self, names: Sequence[str], checks: Iterable[Check]) -> None:
-        """A float that no check asks for, as a rate that each step changes, is left out.
+        """A float that no check mentions, such as a rate that each step changes, is left out.
 
-        An integer that no check asks for, as a count of steps, goes by its class as soon as it is seen to change.
+        An integer that no check mentions, such as a count of steps, counts by its class once it has changed.
         """
         self._names = tuple(names)
-        self._free, self._asked = free_scalars(c.signature for c in checks)
+        self._free, self._fixed_values = free_scalars(c.signature for c in checks)
         self._layouts: dict[tuple[object, ...], _CallLayout] = {}
 
     def __call__(self, args: Arguments, kwargs: NamedArguments) -> CallForm:
@@ -66,22 +65,22 @@ class CallForms:
         if layout is None:
             layout = self._layout(kinds, args, kwargs)
         tensors = layout.tensors(values)
-        if layout.described:
+        if layout.has_descriptors:
             tensors = (*tensors, *[v.base for v in layout.descriptors(values)])
         begins, low = [], 0
         scalars, changing = layout.picks
-        shown: list[object] = [scalars(values)]
+        parts: list[object] = [scalars(values)]
         for tensor in tensors:
             at = tensor.data_ptr()
             low |= at
             begins.append(at)
-            shown += tensor.dtype, tensor.shape, tensor.stride()
+            parts += tensor.dtype, tensor.shape, tensor.stride()
         if low & _ALIGNMENT:
-            shown += [at & _ALIGNMENT for at in begins]
+            parts += [at & _ALIGNMENT for at in begins]
         if changing is not None:
-            sizes = self._asked.union(*[(*t.shape, *t.stride(), math.prod(t.shape)) for t in tensors])
-            shown.append(tuple([v if v in sizes else integer_class(v) for v in changing(values)]))
-        return layout, tuple(shown), tensors, begins, values
+            sizes = self._fixed_values.union(*[(*t.shape, *t.stride(), math.prod(t.shape)) for t in tensors])
+            parts.append(tuple([v if v in sizes else integer_class(v) for v in changing(values)]))
+        return layout, tuple(parts), tensors, begins, values
 
     def _layout(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
         if len(self._layouts) >= _MAX_LAYOUTS:
@@ -98,7 +97,7 @@ class CallForms:
 
 
 class CallGuard:
-    """Whether a call is one that a variant was verified for."""
+    """Decides whether a variant was verified for a call."""
 
     def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
         """`fn` is the tuner's function: its arguments are those of the calls."""
@@ -106,84 +105,84 @@ class CallGuard:
         self.forms = CallForms(fn.arg_names, variant.checks)
 
     def __call__(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
-        """`form` is for whoever knows it."""
+        """`form` spares its computation."""
         form = form or self.forms(args, kwargs)
         rivals = self.rivals(args, kwargs, form)
         return rivals is not None and are_disjoint(form[3], rivals)
 
     def rivals(self, args: Arguments, kwargs: NamedArguments, form: CallForm) -> OverlapPairs | None:
         """The tensors that must not overlap; None for a call that no check covers."""
-        layout, shown, tensors, *_ = form
+        layout, key, tensors, *_ = form
         # Several guards may know one layout.
         return cast(
             "OverlapPairs | None",
-            layout.remembered(shown, lambda: self._rivals_of(args, kwargs, layout.names, tensors), id(self)),
+            layout.answer(key, lambda: self._rivals_of(args, kwargs, layout.names, tensors), id(self)),
         )
 
     def _rivals_of(
         self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
     ) -> OverlapPairs | None:
-        named = {**dict(zip(self._fn.arg_names, args, strict=False)), **kwargs}
-        problem = describe.describe(self._fn, self._kernel, named, (), None)
+        arguments = {**dict(zip(self._fn.arg_names, args, strict=False)), **kwargs}
+        problem = describe.describe(self._fn, self._kernel, arguments, (), None)
         check = admission(self._variant, problem)
         return None if check is None else overlap_pairs(names, tensors, written(check.signature))
 
 
 class _CallLayout:
-    """Where tensors and other values stand in calls that are written alike."""
+    """The places of tensors and other values in calls with the same types and keywords."""
 
     def __init__(
         self, written: tuple[str, ...], arguments: Mapping[str, tuple[int, object]], free: Collection[str]
     ) -> None:
-        """`arguments`: name -> place among the values of a call, and a value such as stands there."""
+        """`arguments`: name -> place among the values of a call, and an example value."""
         self.written = written
         """Names of the values of a call, `grid` and `warmup` among them where there are others by keyword."""
-        plain = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
-        described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
-        tensors_by_name = {*plain, *described}
-        self.names = (*plain, *described)
+        tensors = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
+        indirect = {n: i for n, (i, value) in arguments.items() if n not in tensors and is_descriptor(value)}
+        tensors_by_name = {*tensors, *indirect}
+        self.names = (*tensors, *indirect)
         """Names of the tensors: those that are arguments, then those in descriptors."""
-        self.described = bool(described)
-        self.tensors, self.descriptors = picker([*plain.values()]), picker([*described.values()])
+        self.has_descriptors = bool(indirect)
+        self.tensors, self.descriptors = picker([*tensors.values()]), picker([*indirect.values()])
         left_out = tensors_by_name | {n for n in free if n in arguments and type(arguments[n][1]) is float}
         self._places = [i for n, (i, _) in arguments.items() if n not in left_out]
         self._free = {i for n, (i, value) in arguments.items() if n in free and type(value) is int}
-        """Places of integers of which the class may be all that counts, those that change among them."""
+        """Places of integers that no check mentions."""
         self.picks: tuple[ArgumentPicker, ArgumentPicker | None] = picker(self._places), None
-        """Take what goes by its value, and of integers that change what goes by its class, out of all values."""
-        self.is_plain = not described and all(
-            value is None or type(value) in _PLAIN for n, (_, value) in arguments.items() if n not in plain
+        """Pick from all values those that count by value, and the integers that count by class."""
+        self.is_plain = not indirect and all(
+            value is None or type(value) in _PLAIN for n, (_, value) in arguments.items() if n not in tensors
         )
-        """Whether equal forms have arguments that are alike in all that a compiler sees of them."""
-        self._known: dict[tuple[object, ...], Any] = {}
-        self._met: dict[tuple[object, ...], Any] = {}
+        """Whether arguments of equal forms are the same to the compiler."""
+        self._answers: dict[tuple[object, ...], Any] = {}
+        self._last_scalars: dict[tuple[object, ...], Any] = {}
         self._changing: set[int] = set()
 
-    def remembered(self, form: tuple[object, ...], answer: Callable[[], Any], owner: int = 0) -> Any:
-        """The owner's answer for a form of calls, from the second one on as it was."""
+    def answer(self, form: tuple[object, ...], compute: Callable[[], Any], owner: int = 0) -> Any:
+        """Return the owner's answer for a form of calls, which is computed once."""
         key = owner, form
         try:
-            return self._known[key]
+            return self._answers[key]
         except KeyError:
-            if len(self._known) >= _MAX_CACHED_CALLS:
-                self._known.clear()
-                self._met.clear()
-            result = self._known[key] = answer()
+            if len(self._answers) >= _MAX_CACHED_CALLS:
+                self._answers.clear()
+                self._last_scalars.clear()
+            result = self._answers[key] = compute()
             self._notice_changes(*form)
             return result
         except TypeError:  # a value that cannot be hashed
-            return answer()
+            return compute()
 
     def _notice_changes(self, scalars: Any, *rest: object) -> None:
-        """From now on, free integers in which a new form differs from the last one like it go by their class."""
-        places, before = self._places, self._met.get(rest, scalars)
-        self._met[rest] = scalars
+        """Let free integers in which a new form differs from the last similar one count by class from now on."""
+        places, before = self._places, self._last_scalars.get(rest, scalars)
+        self._last_scalars[rest] = scalars
         if not len(places) == len(before) == len(scalars):
             return
-        changed = {p for p, old, new in zip(places, before, scalars, strict=True) if old != new} & self._free
-        if changed:
-            self._changing |= changed
-            self._places = [p for p in places if p not in changed]
+        changes = {p for p, old, new in zip(places, before, scalars, strict=True) if old != new} & self._free
+        if changes:
+            self._changing |= changes
+            self._places = [p for p in places if p not in changes]
             self.picks = picker(self._places), picker(sorted(self._changing))
 
 
@@ -203,7 +202,7 @@ def overlap_pairs(
     """The tensors that must not overlap where those named are written; None: any of them may be."""
     sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
     first = {i for i in sizes if written is None or names[i] in written}
-    # A pair of which both are written is looked at once.
+    # A pair of two written tensors is checked once.
     return tuple(
         (i, sizes[i], tuple((j, size) for j, size in sizes.items() if j not in first or j > i))
         for i in sorted(first)
@@ -221,10 +220,10 @@ def _extent(tensor: Tensor) -> int:
 
 def are_disjoint(begins: Sequence[int], rivals: OverlapPairs) -> bool:
     """Whether tensors at these addresses overlap none of their rivals."""
-    for i, size, others in rivals:
+    for i, size, partners in rivals:
         begin = begins[i]
         end = begin + size
-        for j, width in others:
+        for j, width in partners:
             at = begins[j]
             if at < end and begin < at + width:
                 return False

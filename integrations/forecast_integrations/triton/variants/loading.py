@@ -1,4 +1,4 @@
-"""Other sources of a kernel in a user's process: loading, launching, and staying within what was verified.
+"""Other sources of a kernel in a user's process: loading, and launches of verified calls alone.
 
 A record (`forecast_autotune.variants.Variant`) is imported only after a check has admitted it for the call at hand, and
 launched only for calls that a check covers: a key hit may come with other strides, other sizes that are not in the key,
@@ -66,8 +66,8 @@ class VariantConfig(Config):
     fallback: LaunchConfig | None = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
-    launches: dict[tuple[object, ...], _KnownLaunch]
-    """Launches of calls of a form that was met before."""
+    launches: dict[tuple[object, ...], _DirectLaunch]
+    """Launches by the form of their calls, from the second call of a form on."""
     _all_kwargs: dict[str, Any] | None = None
     _complete: VariantConfig | None = None
 
@@ -87,7 +87,7 @@ class VariantConfig(Config):
         return self._all_kwargs
 
     def with_values_of(self, base: LaunchConfig) -> LaunchConfig:
-        """It with values of all the base's meta-parameters: wrappers of tuners evaluate the caller's grid with them."""
+        """Return the config with all the base's meta-parameters, for wrappers of tuners that evaluate the grid."""
         if self._complete is None:
             self._complete = self
             if not self.kwargs.keys() >= base.kwargs.keys():
@@ -137,19 +137,19 @@ class AlternativeKernel:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
     def covers(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
-        """Whether it may be launched for a call; `form` is for whoever knows it."""
+        """Whether the kernel may be launched for a call; `form` spares its computation."""
         return self.guard is None or self.guard(args, kwargs, form)
 
     constants: Collection[str] = ()
     """The base's constexpr parameters."""
     guard: CallGuard | None = None
-    """The calls that it is launched for; None: all."""
+    """The guard of the calls that the kernel is launched for; None: all calls."""
     depends_on_call = False
-    """Whether what it compiles to depends on more of the call than `call_kind` tells."""
+    """Whether its binary depends on more of the call than `call_kind`."""
 
     @property
     def source(self) -> str:
-        """Its source text, for whoever forecasts it; empty where it cannot be found."""
+        """Its source text, for forecasts; empty where it cannot be found."""
         return source_of(self.kernel)
 
     def configs(self, base: Sequence[LaunchConfig]) -> list[VariantConfig]:
@@ -157,13 +157,13 @@ class AlternativeKernel:
         return list(dict.fromkeys(VariantConfig.of(config, self) for config in self._configs or base))
 
     def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
-        """Its launch grid for these arguments; None where it cannot be told."""
+        """Return the launch grid for these arguments; None where it is unknown."""
         return known(grid, named, config.all_kwargs())
 
     def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
         """Return the inputs of a trace for its IR: kernel, arguments, keywords, meta-parameters."""
-        given = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
-        return self.kernel, args, given, dict(config.kwargs)
+        keywords = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
+        return self.kernel, args, keywords, dict(config.kwargs)
 
 
 class LoadedVariant(AlternativeKernel):
@@ -198,90 +198,90 @@ class LoadedVariant(AlternativeKernel):
         """Its own, or the base's without the meta-parameters that it has dropped."""
         hooks = {config.pre_hook for config in base}
         if not self._configs:
-            return list(dict.fromkeys(VariantConfig.of(self._narrowed(config), self) for config in base))
+            return list(dict.fromkeys(VariantConfig.of(self._reduced(config), self) for config in base))
         own = [VariantConfig.of(config, self) for config in self._configs]
         if len(hooks) == 1:
-            # What every config of the base prepares (a descriptor's block, say), these need, too.
+            # The hook of the base's configs (which sets a descriptor's block, say) is needed here, too.
             for config in own:
                 config.pre_hook = next(iter(hooks))
         return list(dict.fromkeys(own))
 
-    def _narrowed(self, config: LaunchConfig) -> LaunchConfig:
-        narrowed = Config.__new__(Config)
-        narrowed.__dict__.update(vars(config))
-        narrowed.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
-        return narrowed
+    def _reduced(self, config: LaunchConfig) -> LaunchConfig:
+        result = Config.__new__(Config)
+        result.__dict__.update(vars(config))
+        result.kwargs = {n: v for n, v in config.kwargs.items() if n in self._takes}
+        return result
 
     def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
         """Its own launch grid, or the call's."""
         try:
-            given = self._heuristic({**named, **config.all_kwargs()})
-            return self.entry.launch_grid(grid, given, self._meta(given), self._options(given))
+            values = self._with_heuristics({**named, **config.all_kwargs()})
+            return self.entry.launch_grid(grid, values, self._meta(values), self._options(values))
         except Exception:
             return None  # it will fail again where it is launched, and be a failed candidate
 
     def trace_inputs(self, args: Arguments, kwargs: NamedArguments, config: LaunchConfig) -> TraceInputs:
         """Everything by name, as the positions are the base's. Raises what a launch would."""
-        grid, given = self._given(args, {**kwargs, **config.all_kwargs()})
-        values = self.entry.arguments(grid, given, self._meta(given), {})
+        grid, bound = self._call_values(args, {**kwargs, **config.all_kwargs()})
+        values = self.entry.arguments(grid, bound, self._meta(bound), {})
         meta = {n: values.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in values}
         return self.kernel, (), values, meta
 
     def run(self, *args: object, **kwargs: object) -> object:
-        """Launch as the variant asks for. Raises `VariantError` for what it refuses."""
+        """Launch as the variant's contract says. Raises `VariantError` for a call that it refuses."""
         if self._needs_scratch:
             _allow_scratch()
         try:
-            grid, given = self._given(args, kwargs)
-            return self.entry.run(grid, given, self._meta(given), self._options(given))
+            grid, values = self._call_values(args, kwargs)
+            return self.entry.run(grid, values, self._meta(values), self._options(values))
         except Exception as error:
             self.blame(error)
             raise
 
     @property
     def is_direct(self) -> bool:
-        """Whether nothing precedes a launch of what Triton has compiled but its grid and its memory."""
+        """Whether a launch of the compiled kernel needs nothing before it but its grid and its memory."""
         own = self.entry.is_direct and isinstance(self.kernel, JITFunction)
         return own and not self._layers and not self._needs_scratch
 
-    def place(self, grid: CallGrid, given: dict[str, object]) -> tuple[Grid, dict[str, Any]]:
+    def place(self, grid: CallGrid, values: dict[str, object]) -> tuple[Grid, dict[str, Any]]:
         """Its own launch grid and memory for all the values of a call."""
-        given = {n: v for n, v in given.items() if n not in ("grid", "warmup")}
-        return self.entry.place(grid, given, self._meta(given), self._options(given))
+        values = {n: v for n, v in values.items() if n not in ("grid", "warmup")}
+        return self.entry.place(grid, values, self._meta(values), self._options(values))
 
     def warmup(self, *args: object, **kwargs: object) -> object:
         """Compile as the variant asks for. Raises `VariantError` for what it refuses."""
         try:
-            grid, given = self._given(args, kwargs)
-            return self.entry.warmup(grid, given, self._meta(given), self._options(given))
+            grid, values = self._call_values(args, kwargs)
+            return self.entry.warmup(grid, values, self._meta(values), self._options(values))
         except Exception as error:
             self.blame(error)
             raise
 
-    def _given(self, args: Arguments, kwargs: NamedArguments) -> tuple[Any, dict[str, object]]:
-        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        grid = given.pop("grid", None)
-        given.pop("warmup", None)
-        return grid, self._heuristic(given)
+    def _call_values(self, args: Arguments, kwargs: NamedArguments) -> tuple[Any, dict[str, object]]:
+        values = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        grid = values.pop("grid", None)
+        values.pop("warmup", None)
+        return grid, self._with_heuristics(values)
 
-    def _heuristic(self, given: dict[str, object]) -> dict[str, object]:
+    def _with_heuristics(self, values: dict[str, object]) -> dict[str, object]:
         for layer in self._layers:
             for name, rule in layer.items():
-                given[name] = rule(given)
-        return given
+                values[name] = rule(values)
+        return values
 
-    def _options(self, given: NamedArguments) -> dict[str, object]:
-        """Those that are neither arguments of the call nor parameters: `num_warps` and the like."""
-        return {n: v for n, v in given.items() if n not in self._arguments}
+    def _options(self, values: NamedArguments) -> dict[str, object]:
+        """Return the values that are neither arguments of the call nor parameters: `num_warps` and the like."""
+        return {n: v for n, v in values.items() if n not in self._arguments}
 
-    def _meta(self, given: NamedArguments) -> dict[str, object]:
-        return {n: given[n] for n in self.entry.meta if n in given}
+    def _meta(self, values: NamedArguments) -> dict[str, object]:
+        return {n: values[n] for n in self.entry.meta if n in values}
 
 
 def _allow_scratch() -> None:
-    """Have scratch memory allocated by torch in this context, where the program has set no allocator of its own.
+    """Let torch allocate scratch memory in this context, where the program has set no allocator of its own.
 
-    Its own kernels need none: only what a launch would have failed for is allocated so.
+    The program's own kernels need none: their launches would fail without an allocator.
     """
     allocator = getattr(sys.modules.get("triton.runtime._allocation"), "_allocator", None)
     if type(getattr(allocator, "get", lambda: allocator)()).__name__ == "NullAllocator":
@@ -299,8 +299,8 @@ def load_variant(
     parameters than the base, or cannot be imported.
     """
     try:
-        promised = read_contract(variant.source, variant.kernel)
-        promised.require_same_parameters(parameters_of(innermost(base))[0])
+        contract = read_contract(variant.source, variant.kernel)
+        contract.require_same_parameters(parameters_of(innermost(base))[0])
         names = import_text(variant.source, folder)
         return LoadedVariant(variant, KernelEntry.of(names, variant.kernel), base, guard)
     except RecordError as error:
@@ -328,7 +328,7 @@ def import_text(source: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 class _TextLoader(importlib.abc.InspectLoader):
-    """Runs a text as the file it was written to: the file there may have been replaced since."""
+    """Runs a text under the path of its file, which may have been replaced since."""
 
     def __init__(self, text: str, path: Path) -> None:
         self._text, self._path = text, path
@@ -359,24 +359,24 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class CompiledVariant:
-    """What a launch of a variant returns: its compiled kernel, which is launched again as the base's would be.
+    """The result of a variant's launch: its compiled kernel, which can be launched again by the base's arguments.
 
-    Wrappers of tuners keep what a launch returned, and launch that from then on by the base's arguments and grid.
+    Wrappers of tuners keep the result of a launch, and launch it from then on by the base's arguments and grid.
     """
 
-    __slots__ = ("_again", "_config", "_constants", "compiled", "tuner")
-    _again: VariantConfig | None
+    __slots__ = ("_config", "_constants", "_relaunch_config", "compiled", "tuner")
+    _relaunch_config: VariantConfig | None
     compiled: Any
 
     def __init__(
         self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
     ) -> None:
-        self.compiled, self.tuner, self._config, self._again = kernel, tuner, config, None
+        self.compiled, self.tuner, self._config, self._relaunch_config = kernel, tuner, config, None
         constants = config.function.constants
         self._constants = {n: kwargs[n] for n in constants if n in kwargs}
         if args:
-            listed = zip(tuner.arg_names, args, strict=False)
-            self._constants |= {n: v for n, v in listed if n in constants}
+            pairs = zip(tuner.arg_names, args, strict=False)
+            self._constants |= {n: v for n, v in pairs if n in constants}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
@@ -393,20 +393,20 @@ class CompiledVariant:
         tuner, constants = self.tuner, self._config.function.constants
         # Triton 3.7 and later leave out constants.
         names = [n for n in tuner.arg_names if len(args) == len(tuner.arg_names) or n not in constants]
-        decided = {n for c in tuner.configs for n in c.kwargs}
-        decided |= {n for layer in heuristic_layers(tuner.fn) for n in layer}
-        named = {**self._constants, **dict(zip(names, args, strict=True))}
-        given = {n: v for n, v in named.items() if n not in decided}
-        if self._again is None:
-            # The grid comes of the variant's values: a base that has the same parameters needs them, too.
-            self._again = VariantConfig.of(self._config, self._config.function)
-            base = self._again.fallback = copy(self._config.fallback or tuner.configs[0])
+        config_names = {n for c in tuner.configs for n in c.kwargs}
+        config_names |= {n for layer in heuristic_layers(tuner.fn) for n in layer}
+        arguments = {**self._constants, **dict(zip(names, args, strict=True))}
+        free = {n: v for n, v in arguments.items() if n not in config_names}
+        if self._relaunch_config is None:
+            # The grid follows from the variant's values: a base with the same parameters needs them, too.
+            self._relaunch_config = VariantConfig.of(self._config, self._config.function)
+            base = self._relaunch_config.fallback = copy(self._config.fallback or tuner.configs[0])
             base.kwargs = {n: self._config.kwargs.get(n, v) for n, v in base.kwargs.items()}
-        return self._again, {**given, "grid": grid, "warmup": False}
+        return self._relaunch_config, {**free, "grid": grid, "warmup": False}
 
 
 @dataclass(slots=True, eq=False)
-class _KnownLaunch:
+class _DirectLaunch:
     """The launch of calls of one form: their compiled kernel is launched as Triton's own launch path would."""
 
     function: Any
@@ -418,15 +418,15 @@ class _KnownLaunch:
     more: Sequence[object]
     """The config's values, and then defaults: they follow those of a call."""
     pick: ArgumentPicker
-    """Takes the kernel's arguments out of all of these values, and of the memory of a launch after them."""
+    """Picks the kernel's arguments from all of these values, followed by the memory of a launch."""
 
     @classmethod
     def of(
         cls, result: CompiledVariant, config: VariantConfig, rivals: OverlapPairs, form: CallForm
     ) -> Self | None:
-        """That of calls like one that returned `result`; None where more than the form has a part in it.
+        """Return the launch of calls like one that returned `result`; None where it depends on more than the form.
 
-        The interpreter compiles nothing, and AMD's compiler asks how much memory lies behind a tensor.
+        The interpreter compiles nothing, and AMD's compiler reads how much memory lies behind a tensor.
         """
         function: Any = config.function
         kernel, state, more = function.kernel, _launch_state(), [*config.all_kwargs().values()]
@@ -445,7 +445,7 @@ class _KnownLaunch:
         return cls(function, result, rivals, state, names, more, pick)
 
     def holds(self, config: VariantConfig, form: CallForm) -> bool:
-        """Whether it is what a call of the form would come to: all that the form does not tell is looked at here."""
+        """Whether a call of the form would end in this launch: checks all that the form does not determine."""
         kernel = self.function.entry.kernel
         return (
             are_disjoint(form[3], self.rivals)
@@ -463,10 +463,10 @@ class _KnownLaunch:
             if entry.grid is not None or entry.memory:
                 grid, memory = function.place(grid, dict(zip(self.names, values, strict=False)))
                 values += tuple([memory[name] for name in entry.memory])
-            picked = self.pick(values)
+            arguments = self.pick(values)
             if callable(grid):
-                grid = grid(dict(zip(function.kernel.arg_names, picked, strict=True)))
-            self.result.compiled[(*map(int, grid), 1, 1)[:3]](*picked)
+                grid = grid(dict(zip(function.kernel.arg_names, arguments, strict=True)))
+            self.result.compiled[(*map(int, grid), 1, 1)[:3]](*arguments)
         except Exception as error:
             function.blame(error)
             raise
@@ -475,7 +475,7 @@ class _KnownLaunch:
 
 @cache
 def _switches(run: Any) -> list[tuple[Any, str]] | None:
-    """The settings that Triton's own launch path reads every time; None where a function of others sees launches."""
+    """Return the settings that Triton's launch path reads at each launch; None where it is replaced by others."""
     run = getattr(run, "behind", run)
     if not is_of_triton(run):
         return None
@@ -485,7 +485,7 @@ def _switches(run: Any) -> list[tuple[Any, str]] | None:
 
 
 def _launch_state() -> tuple[object, ...] | None:
-    """All that the launch of a call depends on besides its form; None where nobody can say."""
+    """Return all that the launch of a call depends on besides its form; None where that is unknown."""
     run, active = JITFunction.run, driver.active
     if (switches := _switches(run)) is None:
         return None
@@ -499,31 +499,31 @@ def launch_variant(
     kwargs: dict[str, object],
     form: CallForm | None = None,
 ) -> object:
-    """Launch another source, or the base kernel where this call is none of those it was verified for.
+    """Launch another source, or the base kernel for a call that it was not verified for.
 
-    `form` is for whoever knows it. From the second call of a form on, its compiled kernel is launched at once.
+    `form` spares its computation. From the second call of a form on, its compiled kernel is launched directly.
     """
     function, base = config.function, config.fallback or tuner.configs[0]
     if (guard := function.guard) is not None:
         form = form or guard.forms(args, kwargs)
-        known = config.launches.get(form[:2]) if form[0].is_plain else None
-        if known is not None and not kwargs.get("warmup") and known.holds(config, form):
+        direct = config.launches.get(form[:2]) if form[0].is_plain else None
+        if direct is not None and not kwargs.get("warmup") and direct.holds(config, form):
             tuner.best_config = config.with_values_of(base)
-            return known.launch(kwargs.get("grid"), form[4])
+            return direct.launch(kwargs.get("grid"), form[4])
     if not function.covers(args, kwargs, form):
         tuner.best_config = base
         return launch_base(tuner, config, args, kwargs)
     tuner.best_config = config.with_values_of(base)
-    kernel = function.run(*args, **_prepared(tuner, config, args, kwargs))
+    kernel = function.run(*args, **_launch_arguments(tuner, config, args, kwargs))
     if not isinstance(function, LoadedVariant) or kernel is None:
         return kernel
     result = CompiledVariant(kernel, tuner, config, args, kwargs)
     if form is not None and guard is not None and form[0].is_plain:
         rivals = guard.rivals(args, kwargs, form)
-        if rivals is not None and (known := _KnownLaunch.of(result, config, rivals, form)) is not None:
+        if rivals is not None and (direct := _DirectLaunch.of(result, config, rivals, form)) is not None:
             if len(config.launches) >= _MOST_LAUNCHES:
                 config.launches.clear()
-            config.launches[form[:2]] = known
+            config.launches[form[:2]] = direct
     return result
 
 
@@ -531,17 +531,17 @@ def launch_base(
     tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Launch the base kernel where a variant was chosen."""
-    return tuner.fn.run(*args, **_prepared(tuner, config.fallback or tuner.configs[0], args, kwargs))
+    return tuner.fn.run(*args, **_launch_arguments(tuner, config.fallback or tuner.configs[0], args, kwargs))
 
 
-def _prepared(
-    tuner: Tuner, chosen: LaunchConfig, args: tuple[object, ...], kwargs: dict[str, object]
+def _launch_arguments(
+    tuner: Tuner, config: LaunchConfig, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, object]:
-    """The named arguments of a launch under a config, whose hook has run."""
-    given = {**kwargs, **chosen.all_kwargs()}
-    if chosen.pre_hook is not None:
-        chosen.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
-    return given
+    """Run a config's hook; returns the named arguments of a launch under the config."""
+    keywords = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **keywords})
+    return keywords
 
 
 def add_variants(
@@ -582,5 +582,5 @@ def launch_config(
 
 def _fastest_of_base(call: KernelCall, rows: Sequence[Measurement]) -> LaunchConfig | None:
     """The base's fastest config as far as measured; None where none was."""
-    known = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
-    return call.configs[min(known, key=lambda m: m.ms).candidate] if known else None
+    base_rows = [m for m in rows if m.ok and m.candidate.is_base_variant and m.candidate in call.configs]
+    return call.configs[min(base_rows, key=lambda m: m.ms).candidate] if base_rows else None

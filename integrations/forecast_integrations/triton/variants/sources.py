@@ -33,7 +33,7 @@ VariantsArgument: TypeAlias = (
 problem."""
 
 MODULES = f"{VARIANTS}/modules"
-"""Where sources are written, below a store's root."""
+"""Folder of written sources, below a store's root."""
 
 
 @dataclass
@@ -45,10 +45,10 @@ class VariantSources:
     records: tuple[Variant, ...] = ()
     store: Store | None = None
     own_store: bool = False
-    """Whether the tuner's own store is looked into."""
+    """Whether the tuner's own store is searched."""
     generator: Generator | None = None
-    _loaded: dict[tuple[object, ...], LoadedVariant | None] = field(default_factory=dict)
-    _warned: set[str] = field(default_factory=set)
+    _variants: dict[tuple[object, ...], LoadedVariant | None] = field(default_factory=dict)
+    _warnings: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, given: VariantsArgument, setting: str = "off") -> VariantSources | None:
@@ -97,9 +97,9 @@ class VariantSources:
         functions = dict(self.kernels)
         for variant in self._records(problem, own):
             guard = CallGuard(variant, problem.kernel, tuner.fn)
-            loaded = self._load(variant, guard, tuner, own) if guard((), named) else None
-            if loaded is not None:
-                functions.setdefault(variant.name, loaded)
+            function = self._load(variant, guard, tuner, own) if guard((), named) else None
+            if function is not None:
+                functions.setdefault(variant.name, function)
         return functions
 
     def _records(self, problem: Problem, own: Store | None) -> Iterator[Variant]:
@@ -120,20 +120,20 @@ class VariantSources:
     def _load(
         self, variant: Variant, guard: CallGuard, tuner: Tuner, own: Store | None
     ) -> LoadedVariant | None:
-        # By source and checks: another process may have added some, or put another source in its place.
+        # By source and checks: another process may have added checks, or replaced the source.
         key = variant.name, variant.source, variant.configs, variant.checks
-        if key not in self._loaded:
+        if key not in self._variants:
             folder = None if own is None or own.root is None else own.root / MODULES
             try:
-                self._loaded[key] = load_variant(variant, tuner.fn, guard, folder)
+                self._variants[key] = load_variant(variant, tuner.fn, guard, folder)
             except VariantError as error:
                 self._warn_once(str(error))
-                self._loaded[key] = None
-        return self._loaded[key]
+                self._variants[key] = None
+        return self._variants[key]
 
     def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
+        if text not in self._warnings:
+            self._warnings.add(text)
             warnings.warn(text, stacklevel=2)
 
 
@@ -158,14 +158,14 @@ def _kernels_by_name(kernels: Mapping[str, KernelFunction]) -> dict[str, Alterna
 
 def _kernels_by_own_name(kernels: Sequence[KernelFunction]) -> dict[str, KernelFunction]:
     """Kernels by their own names, numbered where two have one."""
-    named: dict[str, KernelFunction] = {}
+    by_name: dict[str, KernelFunction] = {}
     for kernel in kernels:
         title = str(
             getattr(kernel, "__name__", None) or getattr(kernel, "base_fn", kernel.__class__).__name__
         )
         name, number = title, 1
-        while name in named or name == "base":
+        while name in by_name or name == "base":
             number += 1
             name = f"{title} {number}"
-        named[name] = kernel
-    return named
+        by_name[name] = kernel
+    return by_name
