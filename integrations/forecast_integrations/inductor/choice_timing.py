@@ -142,22 +142,22 @@ class ChoiceTiming(CallTiming):
         super().__init__(session, clock)
         self._operation = operation
         self._choice: ChoiceCaller | None = None
-        self._heard: Any = None
+        self._latest: Any = None
         """The time of the choice at hand."""
-        self._told: dict[ChoiceCaller, Any] = {}
+        self._times: dict[ChoiceCaller, Any] = {}
         self._best_ms = math.inf
 
     def benchmark_choice(self, choice: ChoiceCaller, benchmark: Callable[[], float]) -> float:
         """The time of one choice, which `benchmark` takes. Raises what that raises."""
-        self._choice, self._heard = choice, None
+        self._choice, self._latest = choice, None
         try:
             with self._clock.on_stream():
                 ms = benchmark()
         finally:
-            heard, self._choice, self._heard = self._heard, None, None
+            latest, self._choice, self._latest = self._latest, None, None
         # Whoever has altered it on its way is obeyed.
-        if heard is not None and heard.ms == ms:
-            self._told[choice] = heard
+        if latest is not None and latest.ms == ms:
+            self._times[choice] = latest
         return ms
 
     def _times_calls(self) -> bool:
@@ -169,7 +169,7 @@ class ChoiceTiming(CallTiming):
         result = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
         if not result.recordable:
             self._session.not_recordable.add(name)
-        self._best_ms, self._heard = min(self._best_ms, result.ms), result
+        self._best_ms, self._latest = min(self._best_ms, result.ms), result
         return result
 
     def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
@@ -177,10 +177,10 @@ class ChoiceTiming(CallTiming):
         note = ""
         for choice, ms in timings.items():
             vars(choice).pop(_CLOCK_ATTRIBUTE, None)
-            heard = self._told.get(choice)
-            if heard is not None and heard.ms == ms:
-                setattr(choice, _CLOCK_ATTRIBUTE, heard)
-                if heard.host_bound:
+            clock = self._times.get(choice)
+            if clock is not None and clock.ms == ms:
+                setattr(choice, _CLOCK_ATTRIBUTE, clock)
+                if clock.host_bound:
                     note = (
                         note or "times of choices that wait for the device hold the host's part of a launch"
                     )
@@ -228,13 +228,13 @@ class HostClock:
         """How long a call takes that has run before."""
         from resource import RUSAGE_SELF, getrusage
 
-        until, undisturbed, best = time.perf_counter() + _TURN_S, 0, HostTime(math.inf, True)
-        while time.perf_counter() < until and undisturbed < _SAMPLES:
+        until, clean_count, best = time.perf_counter() + _TURN_S, 0, HostTime(math.inf, True)
+        while time.perf_counter() < until and clean_count < _SAMPLES:
             switches, begin = getrusage(RUSAGE_SELF).ru_nivcsw, time.perf_counter()
             call()
             ms = (time.perf_counter() - begin) * 1e3
             sample = HostTime(ms, ms < _LONG_MS and getrusage(RUSAGE_SELF).ru_nivcsw > switches)
-            undisturbed += not sample.disturbed
+            clean_count += not sample.disturbed
             best = min(best, sample)
         return best
 
@@ -252,18 +252,18 @@ class ChoiceTurns(ChoiceTiming):
 
         A time that somebody has altered on its way is left as it is.
         """
-        best: dict[ChoiceCaller, HostTime] = {c: t for c, t in self._told.items() if timings.get(c) == t.ms}
+        best: dict[ChoiceCaller, HostTime] = {c: t for c, t in self._times.items() if timings.get(c) == t.ms}
         until, turn = time.perf_counter() + _TURNS_S, 1
         while time.perf_counter() < until:
-            disturbed = any(t.disturbed for t in best.values())
-            if not disturbed and (turn >= _TURNS or len(best) < 2):
+            is_disturbed = any(t.disturbed for t in best.values())
+            if not is_disturbed and (turn >= _TURNS or len(best) < 2):
                 break
-            told = again(list(best))
-            # One that fails now, or that somebody alters, is what it is said to be.
-            timings |= {c: ms for c, ms in told.items() if (t := self._told.get(c)) is None or t.ms != ms}
-            best = {c: min(t, self._told[c]) for c, t in best.items() if self._told[c].ms == told.get(c)}
+            turn_ms = again(list(best))
+            # A failure now, or a time that was altered on its way, counts as reported.
+            timings |= {c: ms for c, ms in turn_ms.items() if (t := self._times.get(c)) is None or t.ms != ms}
+            best = {c: min(t, self._times[c]) for c, t in best.items() if self._times[c].ms == turn_ms.get(c)}
             turn += 1
-        self._told.update(best)
+        self._times.update(best)
         self.disturbed = any(t.disturbed for t in best.values())
         return {**timings, **{c: t.ms for c, t in best.items()}}
 

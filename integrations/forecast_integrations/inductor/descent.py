@@ -40,7 +40,7 @@ class ConfigsAhead:
 
     def __init__(self, submit: Submit, limit: int) -> None:
         self._submit, self._limit = submit, max(1, limit)
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._queue: deque[ConfigJob] = deque()
         self._begun: dict[ConfigJob, Future[None]] = {}
         self._running = 0
@@ -54,7 +54,7 @@ class ConfigsAhead:
             for job in jobs:
                 self._begin(job)
             return
-        with self._changed:
+        with self._condition:
             self._queue.extend(job for job in jobs if job not in self._begun and job not in self._queue)
             if self._has_thread or not self._queue:
                 return
@@ -68,7 +68,7 @@ class ConfigsAhead:
 
         Never raises: a failure shows where the config is launched.
         """
-        with self._changed:
+        with self._condition:
             future = self._begun.get(job)
         if future is None:
             return False
@@ -79,14 +79,14 @@ class ConfigsAhead:
 
     def forget(self, path: str) -> None:
         """Take out of the queue what belongs to a kernel that is decided."""
-        with self._changed:
+        with self._condition:
             self._queue = deque(job for job in self._queue if job.path != path)
 
     def _begin_in_turn(self) -> None:
         while True:
-            with self._changed:
+            with self._condition:
                 while self._queue and self._running >= self._limit:
-                    if not self._changed.wait(_HANGS_S):  # a worker hangs
+                    if not self._condition.wait(_HANGS_S):  # a worker hangs
                         self._queue.clear()
                 if not self._queue:
                     self._has_thread = False
@@ -96,7 +96,7 @@ class ConfigsAhead:
 
     def _begin(self, job: ConfigJob) -> None:
         ends: Future[None] = Future()
-        with self._changed:
+        with self._condition:
             if job in self._begun:
                 return
             self._begun[job] = ends
@@ -109,9 +109,9 @@ class ConfigsAhead:
         future.add_done_callback(functools.partial(self._end, ends))
 
     def _end(self, ends: Future[None], done: Future[None]) -> None:
-        with self._changed:
+        with self._condition:
             self._running -= 1
-            self._changed.notify()
+            self._condition.notify()
         ends.set_result(None)
 
 
@@ -150,25 +150,25 @@ class LaunchShare:
         self.clock = clock
         self.each_s = 0.01
         """Seconds for one config, as far as is known: quick to rise."""
-        self._taken: deque[tuple[float, float]] = deque()
+        self._shares: deque[tuple[float, float]] = deque()
         """When each share counts no more, and its seconds."""
         self._sum_s = 0.0
 
     def configs(self) -> int:
         """How many configs may be timed now, beside the best so far."""
         now = self.clock()
-        while self._taken and self._taken[0][0] <= now:
-            self._sum_s -= self._taken.popleft()[1]
-        if not self._taken:
+        while self._shares and self._shares[0][0] <= now:
+            self._sum_s -= self._shares.popleft()[1]
+        if not self._shares:
             self._sum_s = 0.0
             return max(1, int(LAUNCH_SHARE / self.each_s) - 1)  # one at least is timed at some time
         return max(0, int((LAUNCH_SHARE - self._sum_s) / self.each_s) - 1)
 
-    def take(self, seconds: float, timed: int) -> None:
+    def take(self, seconds: float, count: int) -> None:
         """Note the seconds that a launch has lost by now, and the configs that were timed in them."""
-        if timed:
-            self.each_s = max(0.5 * self.each_s, seconds / timed)
-        self._taken.append((self.clock() + max(1.0, seconds / LAUNCH_SHARE), seconds))
+        if count:
+            self.each_s = max(0.5 * self.each_s, seconds / count)
+        self._shares.append((self.clock() + max(1.0, seconds / LAUNCH_SHARE), seconds))
         self._sum_s += seconds
 
 
@@ -253,9 +253,9 @@ def neighbours(tuner: CoordescTuner, config: LaunchConfig) -> Iterator[LaunchCon
     for name in tuner.tunable_fields:
         if (value := get_field(config, name)) is None:
             continue
-        for other in tuner.get_neighbour_values(name, value):
+        for neighbour_value in tuner.get_neighbour_values(name, value):
             neighbour = copy.deepcopy(config)
-            set_field(neighbour, name, other)
+            set_field(neighbour, name, neighbour_value)
             valid = getattr(tuner, "is_valid_config", None)
             if valid is None or valid(neighbour):
                 yield neighbour

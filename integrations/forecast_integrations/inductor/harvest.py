@@ -105,26 +105,26 @@ def save_timings(
     else:
         problem = problem_of(operation.name, operation.input_nodes, operation.layout)
     fresh: list[Measurement] = []
-    replayed: list[Measurement] = []
+    replays: list[Measurement] = []
     for choice, ms in timings.items():
-        measured = all_measured or _as_taken(pending.get(choice), ms)
-        if search is not None and choice in pending and not measured:
+        is_measured = all_measured or _is_unchanged(pending.get(choice), ms)
+        if search is not None and choice in pending and not is_measured:
             search.altered = True
-        measured = measured and not (search is not None and search.disturbed)
+        is_measured = is_measured and not (search is not None and search.disturbed)
         m = make_measurement(problem, choice, ms, compile_s.get(choice))
-        (fresh if measured else replayed).append(m)
+        (fresh if is_measured else replays).append(m)
         pending.pop(choice, None)
     if search is not None:
         search.compile_s += sum(compile_s.get(choice, 0.0) for choice in choices)
         search.compiled.update(m.candidate for m in fresh)
         search.add_measurements(fresh)
-        search.add_measurements(replayed, replayed=True)
+        search.add_measurements(replays, replayed=True)
     session.add_rows(problem, fresh)
 
 
-def _as_taken(taken: float | None, given: float) -> bool:
+def _is_unchanged(clock_ms: float | None, ms: float) -> bool:
     """Whether what Inductor was told is what the clock gave."""
-    return taken is not None and (taken == given or (math.isnan(taken) and math.isnan(given)))
+    return clock_ms is not None and (clock_ms == ms or (math.isnan(clock_ms) and math.isnan(ms)))
 
 
 def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequence[ChoiceCaller]) -> None:

@@ -1,4 +1,4 @@
-"""One operation's decision in the making: which choices Inductor gets to see, round by round."""
+"""The search behind one operation's decision: it plans the choices that Inductor gets, round by round."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MIN_CHOICES = 2
 
 
 class OperationSearch(Rounds):
-    """The knowledge of one operation's candidates, and the next ones to measure.
+    """One operation's candidates and measurements, and the plan of the next ones.
 
-    Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
-    `run` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
-    which cost no compilation, are the baseline of every op and Inductor's way out: they always stay.
+    Inductor compiles a list of choices and times it in one go: `first` returns that list. Afterwards `run` adds
+    rounds, until the policy accepts the risk. `externs` are the vendor library's kernels, which cost no compilation
+    and are the baseline of every op: they always stay, so that Inductor has a choice in any case.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class OperationSearch(Rounds):
         super().__init__(session.policy, session.settings)
         self.problem, self.session = problem, session
         self.times_calls = times_calls(session, problem)
-        """Whether short choices are timed without the host's part; other times of theirs do not count then."""
+        """Whether short choices are timed without the host's part; stored times with it do not count then."""
         self.of_other_clock: set[Candidate] = set()
-        """Candidates whose stored times were taken otherwise, and do not count."""
+        """Candidates whose stored times are of another clock, and do not count."""
         self.note = ""
         """Notes for the user on the decision, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
@@ -53,55 +53,55 @@ class OperationSearch(Rounds):
         self.library = LibraryBaseline(library, problem.device, session.policy, session.settings)
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
-        """Candidates whose time is not kept: Inductor had it in its own cache, or other work disturbed its clock."""
-        self._expected: set[Candidate] = set()
-        """Candidates that Inductor was given to time; where it tells nothing of that, no round would teach anything."""
-        self._aside: set[Candidate] = set()
+        """Candidates whose time is not stored: it is from Inductor's own cache, or other work disturbed the clock."""
+        self._round_candidates: set[Candidate] = set()
+        """Candidates that Inductor was given to time; without results for all of them there is no further round."""
+        self._stragglers: set[Candidate] = set()
         """Candidates that took too long to compile."""
         self.predecided: Candidate | None = None
-        """Decided before anything was measured: nothing is left for the clock."""
+        """The choice of a decision without measurements here."""
         self.decided_before = False
-        """The store has the decision."""
+        """Whether the store has the decision."""
         self.failed = False
-        """There are no forecasts: Inductor goes on by itself."""
+        """Whether there are no forecasts, so that Inductor goes on by itself."""
         self.altered = False
-        """Somebody altered times on their way from the clock: a decision by them is not measured."""
+        """Whether a hook altered times on their way from the clock: a decision by them is not measured."""
         self.others_decide = False
-        """A rule beside the clock takes one of the timed choices: no list is cut to one, and times are told as they
-        are."""
+        """Whether a rule beside the clock takes one of the timed choices: then no list is cut to one, and Inductor
+        gets the true times."""
         self.awaits_choice = self.is_due = False
         """Whether Inductor is about to take a choice, and whether the decision is recorded as soon as it has."""
         self.taken: Candidate | None = None
-        """The choice that Inductor took, where it says so."""
+        """The choice that Inductor took, where it reports one."""
         self.disturbed = False
-        """Other work disturbed the clock: what it said decides now, and is not kept."""
+        """Whether other work disturbed the clock: its times decide now, and are not stored."""
         self.tuned_ahead = False
-        """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
+        """Whether it was tuned before Inductor asked for its times, successfully or not; that is tried once."""
         self.put_off: list[Candidate] = []
-        """The plan, where an equal operation of the graph is to be measured before: most of it has no code yet."""
+        """The planned candidates, where an equal operation of the graph is measured first: most have no code yet."""
         self.pool: ChoicePool | None = None
-        """Where the choices of further candidates come from; set before compilation."""
+        """The choices of further candidates; set before compilation."""
         self.begin = time.perf_counter()
         self.measure_s = self.compile_s = 0.0
         self.compiled: set[Candidate] = set()
         self._plan = Plan((), "", 1.0)
         self._forecasts: Forecasts | None = None
-        self._own: list[Measurement] = []
+        self._own_rows: list[Measurement] = []
         self.refresh()
 
     def add_note(self, text: str) -> None:
-        """Add to what a user should know, once."""
+        """Add a note for the user, once."""
         if text and text not in self.note:
             self.note = "; ".join(filter(None, (self.note, text)))
 
     def refresh(self) -> None:
-        """Read again what this process has measured of the same problem elsewhere in the graph."""
+        """Read again the measurements of the same problem elsewhere in the graph."""
         deterministic = self.settings.mode is Mode.DETERMINISTIC
-        listed = [] if deterministic else self.session.snapshot.rows(self.problem)
-        listed = [m for m in listed if m.candidate in self.candidates.row_of]
-        stored = self._of_clock(listed)
-        self.of_other_clock = {m.candidate for m in listed} - {m.candidate for m in stored}
-        self.rows = [*stored, *(m for m in self._own if m not in stored)]
+        rows = [] if deterministic else self.session.snapshot.rows(self.problem)
+        rows = [m for m in rows if m.candidate in self.candidates.row_of]
+        clock_rows = self._of_clock(rows)
+        self.of_other_clock = {m.candidate for m in rows} - {m.candidate for m in clock_rows}
+        self.rows = [*clock_rows, *(m for m in self._own_rows if m not in clock_rows)]
         self.measured = latest_labels(self.rows)
 
     def _of_clock(self, rows: Iterable[Measurement]) -> list[Measurement]:
@@ -112,18 +112,18 @@ class OperationSearch(Rounds):
     # --- before anything is measured ---
 
     def first(self, *, draft: bool = False, shares: bool = True) -> list[Candidate]:
-        """The candidates that Inductor should go on with, in the order given.
+        """Return the candidates that Inductor should go on with, in the given order.
 
-        `draft`: these are not all candidates of the operation yet, so nothing is settled. `shares`: what an equal
-        operation of the graph is about to measure is left to it.
+        `draft`: the operation will have further candidates, so nothing is decided. `shares`: an equal operation of
+        the graph that is measured first measures for this one, too.
         """
         mode = self.settings.mode
         everything = list(self.candidates)
         if mode in (Mode.LISTEN, Mode.EXHAUSTIVE):
             return everything
-        if (stored := self._stored(draft)) is not None:
+        if (choice := self._stored_choice(draft)) is not None:
             self.decided_before = True
-            return self._predecide(stored, "decided before", draft)
+            return self._predecide(choice, "decided before", draft)
         if mode is Mode.TUNE and len(everything) - len(self.library.candidates) == 1:
             return everything  # a choice that is listed alone is one that somebody wants timed
         if mode is Mode.TUNE and not self.measured:
@@ -146,24 +146,24 @@ class OperationSearch(Rounds):
                 self.add_measurements(rows)
                 self.session.add_rows(self.problem, rows)
             return self._predecide(library, self._plan.reason, draft)
-        wanted = self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
+        candidates = self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
         shares = shares and self.times_calls and not self.others_decide
-        return self._put_off(wanted, draft) if shares else wanted
+        return self._put_off(candidates, draft) if shares else candidates
 
-    def _put_off(self, wanted: list[Candidate], draft: bool) -> list[Candidate]:
-        """One template and the library's kernels where an equal operation of the graph decides: code takes 3 to 10 ms
-        a choice."""
+    def _put_off(self, candidates: list[Candidate], draft: bool) -> list[Candidate]:
+        """Return one template and the library's kernels where an equal operation of the graph is measured first: code
+        takes 3 to 10 ms a choice."""
         under_way = self.library.position.products.under_way
-        before: OperationSearch | None = under_way.get(self.problem.id)
-        if before is None or before.tried:
+        earlier: OperationSearch | None = under_way.get(self.problem.id)
+        if earlier is None or earlier.tried:
             if not draft:
                 under_way[self.problem.id] = self
-            return wanted
-        best = next((c for c in self.ranked() if c in wanted and c not in self.library.candidates), None)
-        self.put_off = wanted
-        return [c for c in wanted if c == best or c in self.library.candidates]
+            return candidates
+        best = next((c for c in self.ranked() if c in candidates and c not in self.library.candidates), None)
+        self.put_off = candidates
+        return [c for c in candidates if c == best or c in self.library.candidates]
 
-    def _stored(self, draft: bool) -> Candidate | None:
+    def _stored_choice(self, draft: bool) -> Candidate | None:
         session = self.session
         if self.settings.mode is Mode.DETERMINISTIC:
             return None
@@ -179,7 +179,7 @@ class OperationSearch(Rounds):
         return decision.chosen if lenient or decision.settings == self.decision_key() else None
 
     def decision_key(self) -> str:
-        """Names what a decision depends on besides the problem."""
+        """Return a digest of all that a decision depends on besides the problem."""
         return TuningTask(self.problem, self.candidates).settings_digest(self.settings, self.policy)
 
     def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
@@ -188,9 +188,9 @@ class OperationSearch(Rounds):
             return self.with_baselines([chosen, *self.measured], self._forecasts)
         if not draft:
             self.predecided = chosen
-        obeyed = self.times_calls and self.settings.mode is Mode.TUNE  # without a clock, see `rounds`
-        kept = self.library.kept_for_fusion(chosen, self.measured) if obeyed else []
-        return self.with_baselines([chosen, *kept], self._forecasts) if draft or kept else [chosen]
+        is_timed = self.times_calls and self.settings.mode is Mode.TUNE  # without a clock, see `rounds`
+        fusible = self.library.kept_for_fusion(chosen, self.measured) if is_timed else []
+        return self.with_baselines([chosen, *fusible], self._forecasts) if draft or fusible else [chosen]
 
     def _best_guess(self, forecasts: Forecasts | None) -> Candidate:
         """The best measured, else the best forecast, else the library's kernel."""
@@ -202,52 +202,54 @@ class OperationSearch(Rounds):
         return best
 
     def _incumbent(self) -> Candidate | None:
-        ran = [m for m in self.measured.values() if m.ok]
-        return min(ran, key=lambda m: (m.ms, self.candidates.row_of[m.candidate])).candidate if ran else None
+        rows = [m for m in self.measured.values() if m.ok]
+        row_of = self.candidates.row_of
+        return min(rows, key=lambda m: (m.ms, row_of[m.candidate])).candidate if rows else None
 
-    def with_baselines(self, wanted: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
-        """The wanted ones and the externs, filled up to the least number with the best of the rest."""
-        kept = {*wanted, *self.library.candidates}
+    def with_baselines(self, candidates: Iterable[Candidate], forecasts: Forecasts | None) -> list[Candidate]:
+        """Return the candidates and the externs, filled up to the least number with the best of the others."""
+        selection = {*candidates, *self.library.candidates}
         for candidate in self.ranked(forecasts):
-            if len(kept) >= MIN_CHOICES:
+            if len(selection) >= MIN_CHOICES:
                 break
-            kept.add(candidate)
-        return [c for c in self.candidates if c in kept]
+            selection.add(candidate)
+        return [c for c in self.candidates if c in selection]
 
     def ranked(self, forecasts: Forecasts | None = None) -> list[Candidate]:
-        """All candidates, best forecast first; as Inductor lists them where there is no forecast."""
-        known = forecasts or self._forecasts
-        return list(self.candidates) if known is None else [self.candidates[int(i)] for i in known.order()]
+        """Return all candidates, best forecast first; in Inductor's order where there is no forecast."""
+        latest = forecasts or self._forecasts
+        return list(self.candidates) if latest is None else [self.candidates[int(i)] for i in latest.order()]
 
     def decided(self) -> Candidate | None:
-        """The decision by now, if there is one: the same problem may have had its turn in the meantime."""
+        """Return the decided candidate, if any: the same problem may have been decided meanwhile."""
         tunes = self.settings.mode is Mode.TUNE and not self.others_decide
         if self.predecided is None and tunes and not self.tried:
-            self.predecided = self._stored(draft=False)
+            self.predecided = self._stored_choice(draft=False)
             self.decided_before = self.predecided is not None
         return self.predecided
 
     # --- after a round ---
 
     def add_measurements(self, measurements: Sequence[Measurement], *, replayed: bool = False) -> None:
-        """Take in what Inductor has timed; `replayed`: long ago, and read from its own cache."""
+        """Add Inductor's times; `replayed`: those that it has read from its own cache."""
         for m in measurements:
             self.tried[m.candidate] = m
             if replayed:
                 self.replayed.add(m.candidate)
-        self._own.extend(measurements)
+        self._own_rows.extend(measurements)
         self.refresh()
 
     @property
     def resolved(self) -> set[Candidate]:
-        """Candidates of which it is known by now what became of them."""
+        """Candidates that have a result."""
         return {*self.measured, *self.tried}
 
     def next_plan(self) -> Plan:
         """Candidates of another round; nothing when the risk is accepted or nothing is left."""
         enough = replace(self._plan, measure=(), prefetch=())
         stop = self.failed or self.predecided is not None or self.settings.mode is not Mode.TUNE
-        if stop or len(self.reasons) >= self.session.rounds or not self.resolved.issuperset(self._expected):
+        stop = stop or len(self.reasons) >= self.session.rounds
+        if stop or not self.resolved.issuperset(self._round_candidates):
             return enough
         if (forecasts := self._ask()) is None:
             return enough
@@ -257,26 +259,25 @@ class OperationSearch(Rounds):
             return enough
         limit = self.settings.max_measurements
         room = len(self.candidates) if limit is None else max(0, limit - len(self.tried))
-        wanted = [*plan.measure, *plan.prefetch] if plan.measure else []
-        return replace(
-            plan, measure=tuple(c for c in wanted if c not in self._aside)[:room], prefetch=(), within_s=None
-        )
+        candidates = [*plan.measure, *plan.prefetch] if plan.measure else []
+        measure = tuple(c for c in candidates if c not in self._stragglers)[:room]
+        return replace(plan, measure=measure, prefetch=(), within_s=None)
 
     def add(self, measurement: Measurement, plan: Plan, count: int) -> bool:
-        """Nothing: Inductor's own hook has handed it to `add_measurements`."""
+        """Return True: Inductor's own hook has passed the measurement to `add_measurements`."""
         return True
 
     def expect(self, candidates: Iterable[Candidate]) -> None:
-        """Note that Inductor times these."""
-        self._expected.update(candidates)
+        """Note the candidates that Inductor times."""
+        self._round_candidates.update(candidates)
 
     def set_aside(self, candidate: Candidate) -> None:
-        """Not waited for, as it compiles far longer than others: it has no time, and is not asked for again."""
-        self._aside.add(candidate)
+        """Leave out a candidate that compiles far longer than others: it has no time, and is not planned again."""
+        self._stragglers.add(candidate)
         self.add_note("what compiled 3 times as long as others was not waited for")
 
     def drop(self, candidate: Candidate) -> None:
-        """Inductor cannot make code for this one: plan on without it."""
+        """Remove a candidate that Inductor cannot make code for."""
         self.candidates = CandidateList.of([c for c in self.candidates if c != candidate])
         self.refresh()
 
@@ -300,36 +301,36 @@ class OperationSearch(Rounds):
         return self._forecasts
 
     def _relatives(self) -> list[Relative]:
-        """Related problems, as far as they were timed by the clock that is in force."""
+        """Return related problems with the measurements of the clock in use."""
         relatives = self.session.snapshot.relatives(self.problem)
-        kept = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in relatives]
-        return [r for r in kept if any(m.ok for m in r.measurements)]
+        comparable = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in relatives]
+        return [r for r in comparable if any(m.ok for m in r.measurements)]
 
     def _first_plan(self, forecasts: Forecasts) -> Plan:
-        """The same for every operation of this key, and for its draft: the forecasts rest on all that it knows."""
-        known = self.session.first_plan(forecasts)
-        if known is not None:
-            self._plan = known
-            self.reasons.append(known.reason)
-            return known
-        plan = self._next(forecasts)
-        if forecasts.consultation is None:  # else each tells what it was worth
-            self.session.keep_first_plan(forecasts, plan)
-        return plan
+        """Return one plan for all operations with equal forecasts, the draft included."""
+        plan = self.session.first_plan(forecasts)
+        if plan is not None:
+            self._plan = plan
+            self.reasons.append(plan.reason)
+            return plan
+        new_plan = self._next(forecasts)
+        if forecasts.consultation is None:  # else each records its own consultation
+            self.session.keep_first_plan(forecasts, new_plan)
+        return new_plan
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
-        known = {**self.library.ahead, **self.tried, **self.measured}
-        self._plan = self.plan(self._state(forecasts, known, workers))
+        measurements = {**self.library.ahead, **self.tried, **self.measured}
+        self._plan = self.plan(self._state(forecasts, measurements, workers))
         self.reasons.append(self._plan.reason)
         return self._plan
 
     def _state(
-        self, forecasts: Forecasts, known: Mapping[Candidate, Measurement], workers: int = 1
+        self, forecasts: Forecasts, measurements: Mapping[Candidate, Measurement], workers: int = 1
     ) -> TuningState:
         settings = self.settings
         return TuningState(
             forecasts,
-            known,
+            measurements,
             new=len(self.tried),
             round=len(self.reasons),
             workers=workers,
@@ -344,7 +345,7 @@ class OperationSearch(Rounds):
     # --- the end ---
 
     def decide(self) -> Decision | None:
-        """The result; None when nothing ran. Committed where it rests on measurements."""
+        """Return the decision; None when nothing ran. It is stored where it rests on measurements."""
         settings = self.settings
         if self.predecided is not None:
             chosen = self.predecided
@@ -352,10 +353,10 @@ class OperationSearch(Rounds):
             chosen = incumbent
         else:
             return None
-        if (overruled := self.taken is not None and self.taken != chosen) and self.taken is not None:
+        if (is_overruled := self.taken is not None and self.taken != chosen) and self.taken is not None:
             chosen = self.taken
             self.add_note("Inductor took it by a rule of its own")
-        timed = self.measured.get(chosen)
+        measurement = self.measured.get(chosen)
         fresh = [c for c in self.tried if self.disturbed or c not in self.replayed]
         refused = 0
         if self._forecasts is not None and len(self._forecasts) == len(self.candidates):
@@ -363,17 +364,17 @@ class OperationSearch(Rounds):
                 ((self._forecasts.p_fail >= REFUSED) & ~self.candidates.mask_of(self.measured)).sum()
             )
         untimed = len(self.candidates) - len(self.measured) - refused
-        stored = timed is not None or self.decided_before
-        now = timed is not None and chosen in fresh
-        evidence = Evidence.MEASURED if now else Evidence.STORED if stored else Evidence.FORECAST
+        is_known = measurement is not None or self.decided_before
+        is_fresh = measurement is not None and chosen in fresh
+        evidence = Evidence.MEASURED if is_fresh else Evidence.STORED if is_known else Evidence.FORECAST
         consultation = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
         reason = self.reasons[-1] if self.reasons else "everything is measured"
-        why = "; ".join(filter(None, (reason, self.note)))
+        text = "; ".join(filter(None, (reason, self.note)))
         decision = Decision(
             problem=self.problem.id,
             chosen=chosen,
             evidence=evidence,
-            reason=why if consultation is None else f"{why}; {consultation}",
+            reason=text if consultation is None else f"{text}; {consultation}",
             stated_risk=self._risk(untimed),
             tolerance=settings.tolerance,
             candidates=len(self.candidates),
@@ -381,7 +382,7 @@ class OperationSearch(Rounds):
             known=len(self.measured.keys() - fresh),
             trusted=max(0, untimed),
             refused=refused,
-            median_ms=timed.ms if timed is not None and timed.ok else None,
+            median_ms=measurement.ms if measurement is not None and measurement.ok else None,
             cost=Cost(
                 time.perf_counter() - self.begin,
                 self.forecast_s,
@@ -398,23 +399,23 @@ class OperationSearch(Rounds):
         if (
             settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE)
             and (self.tried or self.library.taken)
-            and not (self.altered or overruled or self.replayed or self._lost() - self._aside)
+            and not (self.altered or is_overruled or self.replayed or self._unreliable() - self._stragglers)
         ):
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
-    def _lost(self) -> set[Candidate]:
-        """Candidates that were tried, and of which nothing can be relied upon: no label came of it, or no own time."""
-        unlabelled = (c for c, m in self.tried.items() if not m.outcome.is_label and c not in self.measured)
-        return {*unlabelled, *self.replayed}
+    def _unreliable(self) -> set[Candidate]:
+        """Return the tried candidates without a reliable result: no label, or no time of their own."""
+        failures = (c for c, m in self.tried.items() if not m.outcome.is_label and c not in self.measured)
+        return {*failures, *self.replayed}
 
     def _risk(self, untimed: int) -> float:
-        if (lost := self._lost()) and self.predecided is None and self._forecasts is not None:
-            known = {c: m for c, m in self.measured.items() if c not in lost}
-            return self.policy.plan(self._state(self._forecasts, known)).risk
-        stored = self.session.snapshot.decision(self.problem) if self.decided_before else None
-        if stored is not None and stored.chosen == self.predecided:
-            return stored.stated_risk
+        if (unreliable := self._unreliable()) and self.predecided is None and self._forecasts is not None:
+            rest = {c: m for c, m in self.measured.items() if c not in unreliable}
+            return self.policy.plan(self._state(self._forecasts, rest)).risk
+        decision = self.session.snapshot.decision(self.problem) if self.decided_before else None
+        if decision is not None and decision.chosen == self.predecided:
+            return decision.stated_risk
         return self._plan.risk if untimed > 0 else 0.0
 
     def label(self) -> str:

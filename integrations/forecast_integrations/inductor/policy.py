@@ -84,8 +84,8 @@ class FewRoundsPolicy(RiskBounded):
         seconds = {c: float(state.compile_s[row[c]]) for c in (*plan.measure, *plan.prefetch)}
         most = self.longest * statistics.median(seconds.values()) if seconds else 0.0
         quick = {c for c, s in seconds.items() if s <= most}
-        kept = tuple(c for c in plan.measure if c in quick or c == plan.measure[0])
-        return replace(plan, measure=kept, prefetch=tuple(c for c in plan.prefetch if c in quick))
+        measure = tuple(c for c in plan.measure if c in quick or c == plan.measure[0])
+        return replace(plan, measure=measure, prefetch=tuple(c for c in plan.prefetch if c in quick))
 
     def trusts_library(
         self, first: Plan, stated: float, risk: float, library_ms: float, position: GraphPosition
@@ -187,15 +187,15 @@ class LibraryBaseline:
 
         `first` is the plan that knows their times.
         """
-        known = {c: m for c, m in {**self.ahead, **measured}.items() if m.ok}
+        times = {c: m for c, m in {**self.ahead, **measured}.items() if m.ok}
         policy = self._policy
-        if not known or policy is None or not known.keys() <= set(self.candidates):
+        if not times or policy is None or not times.keys() <= set(self.candidates):
             return None
-        best = min((c for c in self.candidates if c in known), key=lambda c: known[c].ms)
+        best = min((c for c in self.candidates if c in times), key=lambda c: times[c].ms)
         stated = LIBRARY_BEST_RISK if is_measured_device(self._device) else first.risk
-        if policy.trusts_library(first, stated, self._risk, known[best].ms, self.position):
+        if policy.trusts_library(first, stated, self._risk, times[best].ms, self.position):
             return best, replace(first, reason=TRUSTED, risk=stated)
-        if policy.is_small(self._risk, known[best].ms, self.position):
+        if policy.is_small(self._risk, times[best].ms, self.position):
             return best, replace(first, reason=SMALL)
         return None
 
@@ -226,13 +226,13 @@ class LibraryBaseline:
         self, chosen: Candidate, measured: Mapping[Candidate, Measurement]
     ) -> list[Candidate]:
         """The best measured choices, where the library's kernel is decided on and one of them may fuse what follows."""
-        policy, decided = self._policy, measured.get(chosen)
-        if policy is None or decided is None or chosen not in self.candidates:
+        policy, library = self._policy, measured.get(chosen)
+        if policy is None or library is None or chosen not in self.candidates:
             return []
-        if not policy.may_fuse(decided.ms, self.position):
+        if not policy.may_fuse(library.ms, self.position):
             return []
         from torch._inductor import config
 
-        others = [m for c, m in measured.items() if m.ok and c not in self.candidates]
+        choices = [m for c, m in measured.items() if m.ok and c not in self.candidates]
         most = max(1, int(getattr(config, "max_epilogue_benchmarked_choices", 1)))  # that Inductor tries
-        return [m.candidate for m in sorted(others, key=lambda m: m.ms)[:most]]
+        return [m.candidate for m in sorted(choices, key=lambda m: m.ms)[:most]]

@@ -1,4 +1,4 @@
-"""Which choices Inductor goes on with: before code generation where it asks, else before compilation."""
+"""Pruning of Inductor's choices: before code generation where it asks for that, else before compilation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEARCH_ATTRIBUTE = "forecast_autotune"
 
 @dataclass
 class SelectionCall:
-    """One call of Inductor's selection, as far as it has come."""
+    """One call of Inductor's selection, and its state."""
 
     name: str
     input_nodes: Sequence[IRNode]
@@ -34,13 +34,13 @@ class SelectionCall:
     generated_inputs: Mapping[int, object] | None = None
     """Inductor's functions that make inputs for benchmarks, by number."""
     tuned_by_all_ranks: bool = False
-    """Ranks measure this one together: they must not be given different lists."""
+    """Whether ranks measure the operation together: they must not get different lists."""
     others_decide: bool = False
-    """A rule or hook beside the clock takes one of the timed choices: a threshold, a user's own hook."""
+    """Whether a rule beside the clock takes one of the timed choices: a threshold, a user's own hook."""
     hooked: bool = False
-    """It is a hook, which sees every time: the list is left whole."""
+    """Whether that rule is a hook, which sees every time: the list is left whole."""
     returns: bool = False
-    """What Inductor takes is known when the selection is over."""
+    """Whether the end of the selection reports Inductor's choice."""
     search: OperationSearch | None = None
     """The search that this selection has led to."""
 
@@ -52,7 +52,7 @@ TimeExterns: TypeAlias = (
 
 
 class UnplannedSpaceError(Exception):
-    """A list from a widened space has no plan: nobody may go on with all of it."""
+    """A list from a wider space has no plan, and is too long to compile."""
 
 
 def search_of(choices: Sequence[ChoiceCaller]) -> OperationSearch | None:
@@ -80,26 +80,27 @@ def prune_before_codegen(
     """
     if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints() or is_hooked():
         return choices
-    named: dict[Candidate, list[KernelTemplateChoice]] = {}
+    by_candidate: dict[Candidate, list[KernelTemplateChoice]] = {}
     for choice in choices:
-        named.setdefault(candidate_of(choice), []).append(choice)
-    if len(named) <= MIN_CHOICES:
+        by_candidate.setdefault(candidate_of(choice), []).append(choice)
+    if len(by_candidate) <= MIN_CHOICES:
         return choices
     # Inductor appends `-ah` where AutoHeuristic asks for more configs of the same operation.
-    externs = [c for c, members in named.items() if is_extern(members[0])]
+    externs = [c for c, members in by_candidate.items() if is_extern(members[0])]
     name, nodes = op_name.removesuffix("-ah"), kernel_inputs.nodes()
     layout = choices[0].layout
-    search = OperationSearch(problem_of(name, nodes, layout), list(named), externs, session)
+    search = OperationSearch(problem_of(name, nodes, layout), list(by_candidate), externs, session)
 
-    # Whole numbers may be places: which are right, Inductor says with the whole list.
+    # Integers may be indices: only Inductor's whole list comes with functions that make valid ones.
     if all(node.get_dtype().is_floating_point for node in nodes):
-        listed = [member for c in externs for member in named[c]]
-        _time_ahead(search, time_externs, lambda: with_code(listed), SelectionCall(name, nodes, layout))
-    kept = set(search.first(draft=True, shares=not ranks_tune_together()))
+        extern_choices = [member for c in externs for member in by_candidate[c]]
+        operation = SelectionCall(name, nodes, layout)
+        _time_ahead(search, time_externs, lambda: with_code(extern_choices), operation)
+    candidates = set(search.first(draft=True, shares=not ranks_tune_together()))
     if search.failed and widened:
         raise UnplannedSpaceError
-    group = {c: members[0] for c, members in named.items() if c not in kept}
-    remaining = [choice for choice in choices if candidate_of(choice) in kept]
+    group = {c: members[0] for c, members in by_candidate.items() if c not in candidates}
+    remaining = [choice for choice in choices if candidate_of(choice) in candidates]
     for choice in remaining:
         annotate_choice(choice, group)
     return remaining
@@ -111,10 +112,7 @@ def _time_ahead(
     callers: Callable[[], Sequence[ChoiceCaller]],
     operation: SelectionCall,
 ) -> None:
-    """Have a search time its externs, which are the `callers`, first, by a clock of the device.
-
-    It is also told where the operation stands in its graph.
-    """
+    """Let a search time its externs, the `callers`, first, by a clock of the device, and set its graph position."""
     try:
         search.library.position = graph_position(operation.layout, search.problem.device)
     except Exception as error:
@@ -149,15 +147,15 @@ def prune_before_compilation(
     search.others_decide = operation.others_decide
     externs = [choice for choice in choices if is_extern(choice)]
     _time_ahead(search, time_externs, lambda: externs, operation)
-    kept = list(pool) if operation.hooked else search.first(shares=not ranks_tune_together())
+    candidates = list(pool) if operation.hooked else search.first(shares=not ranks_tune_together())
     if search.failed and session.exhaustive_space:
-        # What is in reserve is not what Inductor would have compiled.
-        kept = [c for c in kept if id(pool[c][0]) in pool.order]
+        # Inductor itself would not have compiled the reserved choices.
+        candidates = [c for c in candidates if id(pool[c][0]) in pool.order]
     if search.predecided is not None and ranks_tune_together():
         # All ranks number the operations that are tuned: this one has to stay among them.
-        kept = search.with_baselines(kept, None)
-    remaining = pool.choices(kept, search.drop)
-    if len(remaining) < min(MIN_CHOICES, len(kept)):
+        candidates = search.with_baselines(candidates, None)
+    remaining = pool.choices(candidates, search.drop)
+    if len(remaining) < min(MIN_CHOICES, len(candidates)):
         remaining = pool.choices(search.ranked(), search.drop, enough=MIN_CHOICES)
     if not remaining:
         return choices
@@ -167,24 +165,24 @@ def prune_before_compilation(
     if search.predecided is not None and search.predecided not in map(candidate_of, remaining):
         search.predecided = None  # Inductor can make no code for it: the others are timed
     if len(remaining) == 1:
-        # Inductor takes it without a measurement, so nothing more is heard of this operation.
+        # Inductor takes it without a measurement: there is no later call for this operation.
         search.predecided = candidate_of(remaining[0])
         record_decision(session, search)
     return remaining
 
 
 def record_choice(session: TuningSession, search: OperationSearch, choice: ChoiceCaller | None) -> None:
-    """Record the decision of a selection that is over, and took this choice; None where it takes one later."""
-    search.awaits_choice, awaited = False, search.is_due
-    if awaited:
+    """Record the decision of a selection that has ended with this choice; None where Inductor chooses later."""
+    search.awaits_choice, is_due = False, search.is_due
+    if is_due:
         search.taken = None if choice is None else candidate_of(choice)
         record_decision(session, search)
 
 
 def record_decision(session: TuningSession, search: OperationSearch) -> None:
-    """Decide, count and say what was decided; nothing is, while we only listen. Never raises.
+    """Decide, count and print the decision; do nothing while we only listen. Never raises.
 
-    In the middle of a selection the decision is due at its end, when it is known what Inductor takes.
+    During a selection the decision waits for its end, when Inductor's choice is known.
     """
     if search.awaits_choice:
         search.is_due = True

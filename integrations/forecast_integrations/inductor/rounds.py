@@ -54,17 +54,17 @@ def tune_in_rounds(
     start = time.perf_counter()
     try:
         search.refresh()
-        if (decided := _decided_timings(search, choices)) is not None:
+        if (final := _decided_timings(search, choices)) is not None:
             record_decision(session, search)
-            return decided
+            return final
         if search.put_off:  # its like was not measured
-            choices = [*choices, *_unlisted(search, choices, search.put_off)]
+            choices = [*choices, *_choices_beside(search, choices, search.put_off)]
             prepared = prepare(choices)
-        known = _known_timings(search, choices)
+        known_timings = _known_timings(search, choices)
     except Exception as error:
         session.warn_once("look up what is known of an operation", error)
         return measure(choices, prepared)
-    timings = _first_round(search, measure, prepare, choices, prepared, known)
+    timings = _first_round(search, measure, prepare, choices, prepared, known_timings)
     if not timings:
         return timings
     measurer = search.measurer = RoundMeasurer(search, measure, prepare, meanwhile, timings)
@@ -113,18 +113,18 @@ class RoundMeasurer(Measurer):
         search, choices = self._search, _choices(self._search, candidates)
         if not choices:
             return
-        listed = dict.fromkeys(map(candidate_of, choices))
-        search.expect(listed)
-        compiled = self._prepare(choices)
+        order = dict.fromkeys(map(candidate_of, choices))
+        search.expect(order)
+        wait = self._prepare(choices)
         begin = time.perf_counter()
         self._meanwhile()
         self.meanwhile_s += time.perf_counter() - begin
         try:
             with span("measure", candidates=len(choices)):
-                self._timings.update(self._measure(choices, compiled))
+                self._timings.update(self._measure(choices, wait))
         except NoValidChoicesError:  # an answer, not an error
             self._timings.update(dict.fromkeys(choices, math.inf))
-        yield from [m for c in listed if (m := search.tried.get(c)) is not None]
+        yield from [m for c in order if (m := search.tried.get(c)) is not None]
 
     def spent(self) -> MeasuringCost:
         """The search's own counts."""
@@ -138,9 +138,9 @@ def _known_timings(search: OperationSearch, choices: list[ChoiceCaller]) -> Choi
     # What was timed with nothing beside it is timed again.
     apart = search.library.candidates if search.library.overruled else ()
     rows = search.measured.keys() - apart
-    known = {c: _time(search, c) for c in choices if candidate_of(c) in rows}
+    timings = {c: _time(search, c) for c in choices if candidate_of(c) in rows}
     # When all of them failed elsewhere, Inductor must hear so from its own clock.
-    return {} if len(known) == len(choices) and all(map(math.isinf, known.values())) else known
+    return {} if len(timings) == len(choices) and all(map(math.isinf, timings.values())) else timings
 
 
 def _compares_results() -> bool:
@@ -159,19 +159,19 @@ def _first_round(
     measure: Measure,
     prepare: Prepare,
     choices: list[ChoiceCaller],
-    prepared: WaitForCompilation,
-    known: ChoiceTimings,
+    wait: WaitForCompilation,
+    timings: ChoiceTimings,
 ) -> ChoiceTimings:
     from torch._inductor.select_algorithm import NoValidChoicesError
 
-    unknown = [c for c in choices if c not in known]
+    unknown = [c for c in choices if c not in timings]
     try:
         with span("measure", kernel=search.label(), candidates=len(unknown)):
-            return {**known, **(measure(unknown, prepared) if unknown else {})}
+            return {**timings, **(measure(unknown, wait) if unknown else {})}
     except NoValidChoicesError as error:
-        if any(map(math.isfinite, known.values())):
-            return {**known, **dict.fromkeys(unknown, math.inf)}
-        rest = _unlisted(search, choices, search.ranked())
+        if any(map(math.isfinite, timings.values())):
+            return {**timings, **dict.fromkeys(unknown, math.inf)}
+        rest = _choices_beside(search, choices, search.ranked())
         if not rest:
             raise
         search.reasons.append(f"nothing of the first round runs ({error}): everything else")
@@ -193,9 +193,9 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
         return None
     timings = {c: _time(search, c) for c in choices}
     # Where an equal operation was measured, what Inductor is to fuse beside the library's kernel has no code yet.
-    fused = search.library.kept_for_fusion(chosen, search.measured) if search.put_off else ()
-    added = _unlisted(search, choices, [chosen, *fused])
-    timings |= {c: _time(search, c) for c in added}
+    fusible = search.library.kept_for_fusion(chosen, search.measured) if search.put_off else ()
+    more = _choices_beside(search, choices, [chosen, *fusible])
+    timings |= {c: _time(search, c) for c in more}
     winners = [c for c in timings if candidate_of(c) == chosen]
     if not winners:
         return None
@@ -207,22 +207,22 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     return {**timings, **dict.fromkeys(winners, best)}
 
 
-def _unlisted(
-    search: OperationSearch, choices: Sequence[ChoiceCaller], wanted: Sequence[Candidate]
+def _choices_beside(
+    search: OperationSearch, choices: Sequence[ChoiceCaller], candidates: Sequence[Candidate]
 ) -> list[ChoiceCaller]:
     """Those of the wanted choices that are not among `choices`."""
-    listed = set(map(candidate_of, choices))
-    return _choices(search, [c for c in wanted if c not in listed])
+    present = set(map(candidate_of, choices))
+    return _choices(search, [c for c in candidates if c not in present])
 
 
-def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:
+def _choices(search: OperationSearch, candidates: Sequence[Candidate]) -> list[ChoiceCaller]:
     """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
     on."""
     pool = search.pool
-    if pool is None or not wanted:
+    if pool is None or not candidates:
         return []
     with outside_the_scheduler():
-        choices = [c for c in pool.choices(wanted, search.drop) if type(unwrap_choice(c)) in pool.kinds]
+        choices = [c for c in pool.choices(candidates, search.drop) if type(unwrap_choice(c)) in pool.kinds]
     # What is compared has to be timed alike; Inductor has told only the choices of its first round.
     graphs = has_own_graphs(choice for members in pool.values() for choice in members)
     for choice in choices:
@@ -269,8 +269,8 @@ def tune_others(session: TuningSession, under_way: Sequence[OperationSearch]) ->
         return
     for buffer, search in buffers:
         # Of two alike the second one is decided by what the first one finds.
-        alike = any(search.problem.id == other.problem.id for other in under_way)
-        if alike or search.failed or search.tuned_ahead or None in buffer._choice_timings:
+        is_alike = any(search.problem.id == s.problem.id for s in under_way)
+        if is_alike or search.failed or search.tuned_ahead or None in buffer._choice_timings:
             continue
         search.tuned_ahead = True
         try:
@@ -284,14 +284,14 @@ def _untimed_buffers() -> Iterator[tuple[MultiTemplateBuffer, OperationSearch]]:
     from torch._inductor.virtualized import V
 
     scheduler = getattr(V.graph, "scheduler", None)
-    for fused in getattr(scheduler, "nodes", ()):
-        for node in fused.get_nodes():
+    for group in getattr(scheduler, "nodes", ()):
+        for node in group.get_nodes():
             buffer = node.node
             if not isinstance(buffer, MultiTemplateBuffer):
                 continue
-            timed = getattr(
+            timings = getattr(
                 buffer, "_choice_timings", None
             )  # a dictionary by size hint, where there are hints
             search = search_of(getattr(buffer, "_choices", ()))
-            if isinstance(timed, dict) and None not in timed and search is not None:
+            if isinstance(timings, dict) and None not in timings and search is not None:
                 yield buffer, search

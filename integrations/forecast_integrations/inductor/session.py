@@ -24,15 +24,15 @@ from forecast_integrations.inductor.policy import default_policy
 from forecast_integrations.inductor.summary import TorchCompileSummary
 
 _CLOCK = "short calls as graphs"
-"""How choices are timed: a rule, too."""
+"""Name of the clock of choices, which is one of the rules in `identity`."""
 FORECAST_LIMIT_S = 10.0
 """Seconds for the forecasts of one operation; they take milliseconds, the first call also its imports."""
 _MOST_PLANS = 256
-"""That are kept."""
+"""Plans that are kept."""
 MAX_ROUNDS = 8
 """Plans per operation at most. The policy's cap on measurements ends it sooner."""
 _ANSWERS_KEPT = 256
-"""Answers of a surrogate: the layers of a model ask the same question over and over."""
+"""Answers of a surrogate that are kept: a model's layers repeat their questions."""
 _MAX_RELATIVES = 8
 _RELATIVES_READ = 64
 """Related problems read before those that are too new are left out."""
@@ -41,8 +41,8 @@ _RELATIVES_READ = 64
 class StoreSnapshot:
     """A store as it was at `until` (UTC, ISO 8601 to the second), plus the rows that this process has added.
 
-    Processes that are given the same store and the same `until` see the same, whatever the others measure
-    in the meantime. Only rows known at `until` count for related problems, even those of this process: with
+    Processes with the same store and the same `until` see the same rows, whatever the others measure meanwhile.
+    Only rows before `until` count for related problems, even those of this process: with
     `distributed_max_autotune_gemm`, every rank measures other problems.
     """
 
@@ -79,8 +79,8 @@ class StoreSnapshot:
         with self._mutex:
             if problem.id not in self._decisions:
                 decision = self.store.decision(problem)
-                known = decision is not None and decision.at <= self.until
-                self._decisions[problem.id] = decision if known else None
+                is_old = decision is not None and decision.at <= self.until
+                self._decisions[problem.id] = decision if is_old else None
             return self._decisions[problem.id]
 
     def add(self, problem: Problem, measurement: Measurement) -> None:
@@ -100,23 +100,23 @@ class StoreSnapshot:
 
 UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 """Modes without a clock."""
-Listed = TypeVar("Listed")
+Entry = TypeVar("Entry")
 
 
 class WarnOnce:
-    """Says once that something of ours failed; a compilation is not the place to say it often."""
+    """Warns once of a failure of ours: a compilation has too many places to repeat it."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        """Everything that went wrong, for tests and `doctor`."""
+        """All failures, for tests and `doctor`."""
 
-    def __call__(self, what: str, error: object, rest: str = "all of its own choices") -> None:
+    def __call__(self, task: str, error: object, rest: str = "all of its own choices") -> None:
         """Note a failure; the first one is issued as a warning."""
-        self.messages.append(f"{what}: {error!r}")
+        self.messages.append(f"{task}: {error!r}")
         if len(self.messages) > 1:
             return
         text = (
-            f"forecast_autotune failed to {what} ({error!r}): Inductor goes on with {rest}. Later failures are not "
+            f"forecast_autotune failed to {task} ({error!r}): Inductor goes on with {rest}. Later failures are not "
             "reported"
         )
         try:
@@ -127,16 +127,16 @@ class WarnOnce:
 
 
 class SafeSurrogate:
-    """A surrogate that cannot harm: it answers None instead of raising, hanging or talking nonsense.
+    """A surrogate that returns None where it would raise, hang or return invalid forecasts.
 
-    One that exceeded its limit is not asked again: every further operation of the model would wait as long.
+    A surrogate that exceeded its limit is not asked again: every further operation would wait as long.
     """
 
     def __init__(self, surrogate: Surrogate, limit_s: float, warn_once: WarnOnce) -> None:
         self.surrogate = surrogate
         self.limit_s = limit_s
         self._warn_once = warn_once
-        self._hung = False
+        self._is_hung = False
         self._answers: dict[Any, Forecasts | None] = {}
         self._mutex = threading.Lock()
 
@@ -149,7 +149,7 @@ class SafeSurrogate:
         """Forecasts that `validate_forecasts` accepts, or None."""
         measured = tuple((m.candidate, m.outcome, m.median_ms) for m in query.measured)
         relatives = tuple((r.problem.id, len(r.measurements)) for r in query.relatives)
-        # A draft may be answered without what takes long, and must not pass for the answer that follows it.
+        # A draft's answer may lack slow parts, and must not serve as the final answer.
         draft = query.provisional and not getattr(self.surrogate, "answers_drafts_alike", False)
         key = (query.problem.id, tuple(query.candidates), measured, relatives, draft)
         with self._mutex:
@@ -163,17 +163,17 @@ class SafeSurrogate:
         return forecasts
 
     def _ask(self, query: Query) -> Forecasts | None:
-        if self._hung:
+        if self._is_hung:
             return None
         answers: list[Forecasts] = []
-        failed: list[Exception] = []
+        errors: list[Exception] = []
 
         def work() -> None:
             try:
                 with single_threaded_blas():
                     answers.append(validate_forecasts(self.surrogate.forecast(query), query.candidates))
             except Exception as error:
-                failed.append(error)
+                errors.append(error)
 
         # A daemon: a thread cannot be stopped, and must not keep the process from ending.
         worker = threading.Thread(target=work, name="forecast", daemon=True)
@@ -181,9 +181,9 @@ class SafeSurrogate:
         worker.join(self.limit_s)
         if answers:
             return answers[0]
-        if not failed:
-            self._hung = True
-        why = failed[0] if failed else TimeoutError(f"no answer within {self.limit_s:g} s")
+        if not errors:
+            self._is_hung = True
+        why = errors[0] if errors else TimeoutError(f"no answer within {self.limit_s:g} s")
         self._warn_once(f"forecast with {self.label}", why)
         return None
 
@@ -200,12 +200,11 @@ class TuningSession:
     rounds: int = MAX_ROUNDS
     tally: TorchCompileSummary = field(default_factory=TorchCompileSummary)
     not_recordable: set[str] = field(default_factory=set)
-    """Choices, by operation, whose calls cannot be recorded as graphs: that is tried once."""
+    """Choices, with their operation, whose calls cannot be recorded as graphs: that is tried once."""
     externs_ahead: dict[str, tuple[Measurement, ...]] = field(default_factory=dict)
-    """Times of the library's kernels that were taken before anything was chosen, by problem id."""
+    """Times of the library's kernels before anything was chosen, by problem id."""
     _first_plans: dict[int, tuple[Forecasts, Plan]] = field(default_factory=dict)
-    """Plans of operations of which nothing was measured for them yet, by the identity of their forecasts, which are
-    kept for it."""
+    """First plans by the `id` of their forecasts, which are kept alive with them."""
 
     def __post_init__(self) -> None:
         if self.settings.mode is Mode.BACKGROUND:
@@ -224,17 +223,16 @@ class TuningSession:
         rounds: int = MAX_ROUNDS,
         limit_s: float = FORECAST_LIMIT_S,
     ) -> TuningSession:
-        """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
+        """Return a session from the arguments of `enable_torch_compile`."""
         configure(settings.telemetry)
         warn_once = WarnOnce()
         safe_surrogate = SafeSurrogate(surrogate or default(), limit_s, warn_once)
-        chosen = policy or default_policy()
         return cls(
             settings,
             StoreSnapshot(store, until),
             safe_surrogate,
             warn_once,
-            chosen,
+            policy or default_policy(),
             max(1, rounds),
         )
 
@@ -250,8 +248,8 @@ class TuningSession:
 
     def first_plan(self, forecasts: Forecasts) -> Plan | None:
         """The plan that was kept for these forecasts."""
-        known = self._first_plans.get(id(forecasts))
-        return None if known is None else known[1]
+        entry = self._first_plans.get(id(forecasts))
+        return None if entry is None else entry[1]
 
     def keep_first_plan(self, forecasts: Forecasts, plan: Plan) -> None:
         """Keep the plan that these forecasts led to; a graph has its operations once for each of its layers."""
@@ -269,13 +267,13 @@ class TuningSession:
 
     @property
     def prunes(self) -> bool:
-        """Whether choices are taken away at all."""
+        """Whether the session removes choices."""
         return self.settings.mode not in (Mode.LISTEN, Mode.EXHAUSTIVE)
 
     def after_failure(
-        self, what: str, error: object, listed: Sequence[Listed], mode: Mode | None = None
-    ) -> list[Listed]:
-        """The choices or configs to go on with where something of ours failed: all, or in a mode without a clock the
+        self, what: str, error: object, listed: Sequence[Entry], mode: Mode | None = None
+    ) -> list[Entry]:
+        """Return the choices or configs to go on with after a failure of ours: all, or in a mode without a clock the
         first. `mode`: the session's, if None.
         """
         if (mode or self.settings.mode) in UNTIMED:
@@ -285,10 +283,10 @@ class TuningSession:
         return list(listed)
 
     def identity(self) -> str:
-        """Names what decides over the compiled code; part of the cache keys of compiled graphs.
+        """Return a digest of the rules that choose code; part of the cache keys of compiled graphs.
 
-        The store is not in it: a graph that was compiled knowing less is still right, and was made by
-        the same rules. While listening, code is what it is without us, and so is its name.
+        The store has no part in it: a graph compiled with fewer rows is still right, and was made by the same rules.
+        While listening, code and name are as without us.
         """
         if self.settings.mode is Mode.LISTEN:
             return ""
@@ -303,8 +301,8 @@ class TuningSession:
             return True
         from torch._inductor import config, select_algorithm
 
-        shown = getattr(config, "autotune_num_choices_displayed", None) != 0
-        return bool(getattr(select_algorithm, "PRINT_AUTOTUNE", True) and shown)
+        shows_choices = getattr(config, "autotune_num_choices_displayed", None) != 0
+        return bool(getattr(select_algorithm, "PRINT_AUTOTUNE", True) and shows_choices)
 
 
 def open_store(store: Store | Path | str | None, settings: Settings) -> Store:

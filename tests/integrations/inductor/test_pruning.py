@@ -276,8 +276,8 @@ def test_what_was_decided_before_and_has_no_code_is_not_decided_again(
 ) -> None:
     select(serving(log2_ms_of, tmp_path), {4: 0.25})
 
-    made_of = ChoicePool._made
-    monkeypatch.setattr(ChoicePool, "_made", lambda s, c: None if number(c) == 4 else made_of(s, c))
+    made_of = ChoicePool._with_code
+    monkeypatch.setattr(ChoicePool, "_with_code", lambda s, c: None if number(c) == 4 else made_of(s, c))
     inputs = product_inputs(64, 32, 16, device="cpu")
     ours = serving(log2_ms_of, tmp_path)
     left = first_of(ours, inputs, listed_here(inputs), drafted=False)

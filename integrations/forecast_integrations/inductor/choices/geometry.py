@@ -136,8 +136,8 @@ def _matmul_geometry(name: str, tensors: Sequence[Argument], out: Argument | Non
     if len(left.shape) < 2 or len(right.shape) < 2:
         return None
     m, k = left.shape[-2:]
-    turned = right.shape[-2] != k
-    n = right.shape[-2] if turned else right.shape[-1]
+    is_transposed = right.shape[-2] != k
+    n = right.shape[-2] if is_transposed else right.shape[-1]
     if k not in right.shape[-2:] or min(m, n, k) < 1:
         return None
     batch = math.prod(left.shape[:-2])
@@ -151,7 +151,7 @@ def _matmul_geometry(name: str, tensors: Sequence[Argument], out: Argument | Non
         n,
         k,
         _operand(left),
-        _operand(right, turned=turned),
+        _operand(right, transposed=is_transposed),
         _result_bits(left, out, integer),
         bits(tensors[0].dtype) if first else 0,
         2 if "mm_plus_mm" in name else 1,
@@ -166,14 +166,14 @@ def _result_bits(left: Argument, out: Argument | None, integer: bool) -> int:
     return 32 if integer else max(16, bits(left.dtype))
 
 
-def _operand(argument: Argument, *, turned: bool = False) -> OperandLayout:
+def _operand(argument: Argument, *, transposed: bool = False) -> OperandLayout:
     *_, rows, columns = argument.shape
     if len(argument.stride) < 2:
-        return OperandLayout(bits(argument.dtype), not turned)
+        return OperandLayout(bits(argument.dtype), not transposed)
     over, along = argument.stride[-2:]
     last = along == 1 or (columns == 1 and over != 1)
     dense = over == columns if last else along == rows
-    return OperandLayout(bits(argument.dtype), last != turned, dense)
+    return OperandLayout(bits(argument.dtype), last != transposed, dense)
 
 
 def _convolution(tensors: Sequence[Argument], out: Argument | None) -> ConvolutionGeometry | None:

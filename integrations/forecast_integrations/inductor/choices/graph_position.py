@@ -83,8 +83,8 @@ class GraphPosition:
     def is_small(self, ms: float) -> bool:
         """Whether the graph hardly takes longer for operations like this one, and all others that are as small."""
         share = self.share(ms)
-        others = sum(count for kind, count in self.products.small.items() if kind != self.kind)
-        if share >= SMALL_SHARE or share + others > SMALL_SUM:
+        small_sum = sum(count for kind, count in self.products.small.items() if kind != self.kind)
+        if share >= SMALL_SHARE or share + small_sum > SMALL_SUM:
             return False
         self.products.small[self.kind] = share
         return True
@@ -106,31 +106,31 @@ def graph_position(layout: Layout | None, device: Device) -> GraphPosition:
         # Shares would be wrong by the error of the rates.
         nodes = node.graph.nodes if is_known_device(device) else ()
         products = _OF_GRAPHS[V.graph] = _products(nodes, spec)
-    moved = _upcast_bytes(node)
+    size = _upcast_bytes(node)
     if has_own_pass(node):
-        moved += layout.dtype.itemsize * math.prod(size_hints(layout.size))
-    return GraphPosition(2.0 * moved / (spec.memory_gb_s * 1e6), _kind(node), products)
+        size += layout.dtype.itemsize * math.prod(size_hints(layout.size))
+    return GraphPosition(2.0 * size / (spec.memory_gb_s * 1e6), _kind(node), products)
 
 
 def has_own_pass(node: torch.fx.Node) -> bool:
     """Whether a kernel would follow that only computes element by element from the node's result."""
-    known, waiting = {node}, [node]
+    visited, queue = {node}, [node]
     follows = _name(node) == "convolution" and node.args[2] is not None  # its bias is added apart
-    while waiting and len(known) < _MOST_NODES:
-        for user in waiting.pop().users:
-            if user in known:
+    while queue and len(visited) < _MOST_NODES:
+        for user in queue.pop().users:
+            if user in visited:
                 continue
             if _is_pointwise(user):
                 follows = True
                 # What needs a result that is computed later cannot be in the same kernel.
-                if any(other not in known and other > node for other in user.all_input_nodes):
+                if any(operand not in visited and operand > node for operand in user.all_input_nodes):
                     continue
             elif _is_reduction(user):
                 return False
             elif not _is_view(user):
                 continue
-            known.add(user)
-            waiting.append(user)
+            visited.add(user)
+            queue.append(user)
     return follows
 
 

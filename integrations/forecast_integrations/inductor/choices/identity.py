@@ -59,37 +59,37 @@ def _operator_digest(operator: Any) -> str:
     import torch
     from torch._library import custom_ops, triton
 
-    qualified = f"{namespace}::{rest.partition('.')[0]}"
-    defined = custom_ops.OPDEFS.get(qualified)
-    functions = [] if defined is None else [defined._init_fn, *defined._backend_fns.values()]
-    texts = [source_hash(f) for wrapper in functions for f in _unwrapped(wrapper)]
-    texts += [source_hash(k) for k in getattr(triton, "triton_ops_to_kernels", {}).get(qualified, ())]
+    full_name = f"{namespace}::{rest.partition('.')[0]}"
+    definition = custom_ops.OPDEFS.get(full_name)
+    functions = [] if definition is None else [definition._init_fn, *definition._backend_fns.values()]
+    texts = [source_hash(f) for wrapper in functions for f in _inner_functions(wrapper)]
+    texts += [source_hash(k) for k in getattr(triton, "triton_ops_to_kernels", {}).get(full_name, ())]
     try:
-        registered = set(_REGISTRATION.findall(torch._C._dispatch_dump(name)))
+        files = set(_REGISTRATION.findall(torch._C._dispatch_dump(name)))
     except RuntimeError:
-        registered = set()
-    ours = {f for f in registered if not Path(f).is_relative_to(Path(torch.__file__).parent)}
-    if ours:
-        texts += [_file_digest(f) for f in sorted(ours)]
-    elif defined is None and registered:  # by a function of torch, which keeps no trace of the implementation
+        files = set()
+    own_files = {f for f in files if not Path(f).is_relative_to(Path(torch.__file__).parent)}
+    if own_files:
+        texts += [_file_digest(f) for f in sorted(own_files)]
+    elif definition is None and files:  # by a function of torch, which keeps no trace of the implementation
         texts += [_file_digest(f) for f in _program_files()]
     texts += [_file_digest(f) for f in sorted(torch.ops.loaded_libraries)]
     return code_digest(*texts)
 
 
-def _unwrapped(function: Any) -> list[Any]:
+def _inner_functions(function: Any) -> list[Any]:
     """A function of the program, or those in the closures that torch puts around them."""
     if not is_foreign(function):
         return [function]
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    return [f for inner in held if inspect.isfunction(inner) for f in _unwrapped(inner)]
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [f for inner in cells if inspect.isfunction(inner) for f in _inner_functions(inner)]
 
 
 def _program_files() -> list[str]:
     """Sources of modules that are neither Python's nor of an installed package."""
-    installed = (sys.prefix, sys.base_prefix)
+    prefixes = (sys.prefix, sys.base_prefix)
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    return sorted(f for f in files if f.endswith(".py") and not f.startswith(installed))
+    return sorted(f for f in files if f.endswith(".py") and not f.startswith(prefixes))
 
 
 def _file_digest(path: str) -> str:
@@ -109,8 +109,8 @@ def graph_digest(graph: Any) -> str:
     """A digest of a graph module: its operations, those of its parts, and the user's code that these call."""
     parts = [module for module in graph.modules() if hasattr(module, "graph")] if graph is not None else []
     texts = [str(getattr(part, "code", "")) for part in parts]
-    called = {node.target for part in parts for node in part.graph.nodes if node.op == "call_function"}
-    texts += sorted(filter(None, map(callable_digest, called)))
+    targets = {node.target for part in parts for node in part.graph.nodes if node.op == "call_function"}
+    texts += sorted(filter(None, map(callable_digest, targets)))
     return code_digest(*texts, *_kernel_digests(parts))
 
 
@@ -131,10 +131,10 @@ def compiler_options() -> dict[str, str]:
     from torch._inductor import config, cpu_vec_isa
 
     names = [name for name in config._config if name.startswith("cpp.")]
-    given = {name: repr(_setting(name)) for name in names}
+    values = {name: repr(_setting(name)) for name in names}
     isa = f"{cpu_vec_isa.pick_vec_isa()} {torch.backends.cpu.get_cpu_capability()}"
-    changed = {n: v for n, v in given.items() if v != _defaults().get(n)}
-    return {"isa": isa, **({"cpp": code_digest(sorted(changed.items()))} if changed else {})}
+    changes = {n: v for n, v in values.items() if v != _defaults().get(n)}
+    return {"isa": isa, **({"cpp": code_digest(sorted(changes.items()))} if changes else {})}
 
 
 def _setting(name: str) -> object:

@@ -54,10 +54,10 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
             if ktc is not None and (group := ktc.annotations.get(_RESERVE_ANNOTATION)) is not None:
                 groups.setdefault(id(group), (group, ktc))
         for group, sibling in groups.values():
-            for candidate, reserved in group.items():
+            for candidate, reserve in group.items():
                 if candidate not in self:
-                    self[candidate] = [reserved]
-                    self.siblings[id(reserved)] = sibling
+                    self[candidate] = [reserve]
+                    self.siblings[id(reserve)] = sibling
 
     def externs(self) -> list[Candidate]:
         """The vendor library's candidates."""
@@ -65,7 +65,7 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
 
     def choices(
         self,
-        wanted: Sequence[Candidate],
+        candidates: Sequence[Candidate],
         drop: Callable[[Candidate], None],
         enough: int | None = None,
     ) -> list[ChoiceCaller]:
@@ -74,22 +74,22 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
         Candidates that Inductor cannot make code for leave the pool, and `drop` is told. With `enough`, it
         stops after so many candidates.
         """
-        listed: list[ChoiceCaller] = []
+        result: list[ChoiceCaller] = []
         count = 0
-        for candidate in wanted:
-            callers = [c for member in self.get(candidate, ()) if (c := self._made(member)) is not None]
+        for candidate in candidates:
+            callers = [c for member in self.get(candidate, ()) if (c := self._with_code(member)) is not None]
             if not callers:
                 self.pop(candidate, None)
                 drop(candidate)
                 continue
             self[candidate] = callers
-            listed += callers
+            result += callers
             count += 1
             if enough is not None and count >= enough:
                 break
-        return sorted(listed, key=lambda choice: self.order.get(id(choice), len(self.order)))
+        return sorted(result, key=lambda choice: self.order.get(id(choice), len(self.order)))
 
-    def _made(self, member: Choice) -> ChoiceCaller | None:
+    def _with_code(self, member: Choice) -> ChoiceCaller | None:
         """The choice with its code; None where Inductor cannot make any."""
         if (sibling := self.siblings.get(id(member))) is not None:
             member.layout = sibling.layout

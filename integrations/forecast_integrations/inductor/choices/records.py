@@ -78,9 +78,9 @@ def problem_of(op_name: str, input_nodes: Sequence[IRNode], layout: Layout | Non
     key = [f"precision={torch.get_float32_matmul_precision()}"]
     if not all(isinstance(n, int) or n.is_number for size, stride in shapes for n in (*size, *stride)):
         key.append("dynamic")
-    where = _device_of_operation(input_nodes, layout)
+    device = _device_of_operation(input_nodes, layout)
     return Problem.of(
-        Kernel(op_name, "inductor"), operands, device_of(where), key=key, toolchain=tools(where)
+        Kernel(op_name, "inductor"), operands, device_of(device), key=key, toolchain=tools(device)
     )
 
 
@@ -117,9 +117,9 @@ def size_hints(sizes: Sequence[Size]) -> tuple[int, ...]:
         return tuple(int(n) for n in sizes)
     from torch._inductor.virtualized import V
 
-    known = V.graph.sizevars
+    sizevars = V.graph.sizevars
     # `size_hints` became `optimization_hints` between torch 2.11 and 2.13.
-    ask = getattr(known, "optimization_hints", None) or known.size_hints
+    ask = getattr(sizevars, "optimization_hints", None) or sizevars.size_hints
     return tuple(int(n) for n in ask(list(sizes)))
 
 
@@ -182,22 +182,22 @@ def candidate_of(choice: Choice) -> Candidate:
     """
     ktc, inner = template_choice(choice), unwrap_choice(choice)
     if ktc is not None:
-        return _candidate(str(ktc.template.uid), {**ktc.params.to_kwargs(), **_unlisted(ktc)})
+        return _candidate(str(ktc.template.uid), {**ktc.params.to_kwargs(), **_extra_parameters(ktc)})
     kind = type(inner).__name__
-    variant, parameters = _CHOICE_READERS.get(kind, _other)(inner)
+    variant, parameters = _CHOICE_READERS.get(kind, _any_choice)(inner)
     override = getattr(inner, "hint_override", None)
     if override is not None:
         parameters = {**parameters, "hint_override": override}
     return _candidate(variant, parameters)
 
 
-def _unlisted(ktc: KernelTemplateChoice) -> dict[str, object]:
+def _extra_parameters(ktc: KernelTemplateChoice) -> dict[str, object]:
     """What a template's code depends on besides its parameters: a fused epilogue, or a program's own function."""
     own = _own_code(ktc.template) if is_extern(ktc) else {}
     # The rest are functions, which `epilogue_fn_hash` names, and workspaces, which follow from the parameters.
     extra = getattr(ktc, "extra_kwargs", {})
-    listed = {n: v for n, v in extra.items() if isinstance(v, str | bool | int | float)}
-    return {**listed, **own}
+    parameters = {n: v for n, v in extra.items() if isinstance(v, str | bool | int | float)}
+    return {**parameters, **own}
 
 
 def _own_code(extern: ExternKernelChoice) -> dict[str, object]:
@@ -271,7 +271,7 @@ def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
     return f"subgraph::{name}", parameters
 
 
-def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
+def _any_choice(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
     backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
     name = _name_without_counter(choice.name)
     parameters = parse_description(choice.description.replace(choice.name, name))

@@ -89,7 +89,7 @@ def template_model() -> LearnedModel | None:
 class _CandidateSplit:
     """One list of candidates, told apart."""
 
-    listed: CandidateList
+    candidates: CandidateList
     shape: Geometry | None
     is_template: npt.NDArray[np.bool_]
     templates: CandidateList
@@ -117,7 +117,7 @@ class TemplateSurrogate(AnalyticSurrogate):
         shape = operation_geometry(query.problem)
         device = device_spec(query.problem.device)
         kinds = self._kinds(query, shape)
-        listed, is_template, names = kinds.listed, kinds.is_template, kinds.templates
+        candidates, is_template, names = kinds.candidates, kinds.is_template, kinds.templates
         if shape is None or not len(names):
             return super().forecast(query)
         inner = replace(
@@ -129,23 +129,23 @@ class TemplateSurrogate(AnalyticSurrogate):
             ttir=_NONE,
         )
         forecasts = super().forecast(inner) if query.advice is None else advised_forecasts(self, inner)
-        others = [c for c, template in zip(listed, is_template, strict=True) if not template]
-        if not others:
-            return replace(forecasts, candidates=listed, reason=_reason(forecasts, 0))
-        anchored = any(m.ok for m in latest_labels(inner.measured).values())
-        libraries = _forecast_externs(query, others, shape, device)
-        return _join_forecasts(listed, is_template, forecasts, libraries, anchored)
+        externs = [c for c, template in zip(candidates, is_template, strict=True) if not template]
+        if not externs:
+            return replace(forecasts, candidates=candidates, reason=_reason(forecasts, 0))
+        has_level = any(m.ok for m in latest_labels(inner.measured).values())
+        libraries = _forecast_externs(query, externs, shape, device)
+        return _join_forecasts(candidates, is_template, forecasts, libraries, has_level)
 
     def _kinds(self, query: Query, shape: Geometry | None) -> _CandidateSplit:
         """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
         so is what the surrogate below keeps of it."""
-        listed, last = CandidateList.of(query.candidates), self._latest
-        if last is None or last.listed is not listed or last.shape != shape:
+        candidates, last = CandidateList.of(query.candidates), self._latest
+        if last is None or last.candidates is not candidates or last.shape != shape:
             is_template = np.array(
-                [shape is not None and has_closed_form(shape, c) for c in listed], dtype=bool
+                [shape is not None and has_closed_form(shape, c) for c in candidates], dtype=bool
             )
-            names = CandidateList.of(c for c, template in zip(listed, is_template, strict=True) if template)
-            last = self._latest = _CandidateSplit(listed, shape, is_template, names)
+            names = CandidateList.of(c for c, is_one in zip(candidates, is_template, strict=True) if is_one)
+            last = self._latest = _CandidateSplit(candidates, shape, is_template, names)
         return last
 
     def advised_rows(self, query: Query) -> Rows:
@@ -163,30 +163,30 @@ class TemplateSurrogate(AnalyticSurrogate):
         sizes = [
             Argument(n, "scalar", "i64", value=v) for n, v in advised_sizes(shape, candidates[0]).items()
         ]
-        named = {a.name: a for a in sizes}
-        return AdviceSubject(config, named, (), device_spec(query.problem.device), len(candidates))
+        arguments = {a.name: a for a in sizes}
+        return AdviceSubject(config, arguments, (), device_spec(query.problem.device), len(candidates))
 
     def prior(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""
-        listed = CandidateList.of(query.candidates)
+        candidates = CandidateList.of(query.candidates)
         shape = operation_geometry(query.problem)
-        if shape is None or not len(listed):
+        if shape is None or not len(candidates):
             return super().prior(query)
         device = device_spec(query.problem.device)
-        units = listed.units({}, None)
-        if not all(has_closed_form(shape, listed[int(row)]) for row in units.first):
+        units = candidates.units({}, None)
+        if not all(has_closed_form(shape, candidates[int(row)]) for row in units.first):
             return super().prior(query)
-        first = [listed[int(row)] for row in units.first]
+        first = [candidates[int(row)] for row in units.first]
         facts = [closed_form(shape, c.variant, c.config.parameters(), device.multiprocessors) for c in first]
-        known = [one for one in facts if one is not None]
-        few = FactColumns.of([one.facts for one in known])
+        closed_forms = [form for form in facts if form is not None]
+        few = FactColumns.of([form.facts for form in closed_forms])
         table = FactColumns(
             {name: column[units.of] for name, column in few.columns.items()}, few.dots[units.of]
         )
-        launched = [known[unit].grid for unit in units.of]
-        exact = np.ones(len(listed), dtype=bool)
-        configs = [c.config for c in listed]
-        plain = prior_from_facts(table, launched, configs, device, _unique_bytes(shape), exact)
+        grids = [closed_forms[unit].grid for unit in units.of]
+        exact = np.ones(len(candidates), dtype=bool)
+        configs = [c.config for c in candidates]
+        plain = prior_from_facts(table, grids, configs, device, _unique_bytes(shape), exact)
         return _with_single_stage_cost(plain, np.array([c.num_stages for c in configs]))
 
 
@@ -241,12 +241,12 @@ class _ExternForecasts:
     """log2(milliseconds), [n]."""
     sd: Array
     p_fail: Array
-    known: npt.NDArray[np.bool_]
+    is_tried: npt.NDArray[np.bool_]
     """Which have been tried."""
 
 
 def _forecast_externs(
-    query: Query, others: Sequence[Candidate], shape: Geometry, device: DeviceSpec
+    query: Query, externs: Sequence[Candidate], shape: Geometry, device: DeviceSpec
 ) -> _ExternForecasts:
     level = math.log2(roofline_ms(shape, device))
     here = latest_labels(query.measured)
@@ -259,12 +259,12 @@ def _forecast_externs(
         for candidate, m in relative.labels.items():
             if m.ok:
                 elsewhere.setdefault(candidate, []).append(math.log2(m.ms) - base)
-    mean, sd, p_fail = (np.zeros(len(others)) for _ in range(3))
-    known = np.zeros(len(others), dtype=bool)
-    for i, candidate in enumerate(others):
+    mean, sd, p_fail = (np.zeros(len(externs)) for _ in range(3))
+    is_tried = np.zeros(len(externs), dtype=bool)
+    for i, candidate in enumerate(externs):
         mean[i], sd[i], p_fail[i] = _forecast_extern(level, here.get(candidate), elsewhere.get(candidate, []))
-        known[i] = candidate in here
-    return _ExternForecasts(mean, sd, p_fail, known)
+        is_tried[i] = candidate in here
+    return _ExternForecasts(mean, sd, p_fail, is_tried)
 
 
 def _forecast_extern(
@@ -294,8 +294,8 @@ def roofline_ms(shape: Geometry, device: DeviceSpec) -> float:
         flops = 2.0 * shape.batch * shape.heads * shape.queries * shape.keys * both
         width = shape.bits
     rate = device.tensor_tflops * 1e9 * _RATE_BY_BITS.get(width, 1.0) * _EFFICIENCY
-    moved = _unique_bytes(shape) / (device.memory_gb_s * 1e6 * _BANDWIDTH)
-    return max(flops / rate, moved) + _LAUNCH_MS
+    memory_ms = _unique_bytes(shape) / (device.memory_gb_s * 1e6 * _BANDWIDTH)
+    return max(flops / rate, memory_ms) + _LAUNCH_MS
 
 
 def _unique_bytes(shape: Geometry) -> float:
@@ -313,60 +313,60 @@ def _unique_bytes(shape: Geometry) -> float:
     return (image + taps) * size + result * shape.out_bits / 8.0
 
 
-def _reason(forecasts: Forecasts, others: int) -> str:
+def _reason(forecasts: Forecasts, externs: int) -> str:
     basis = forecasts.reason.replace("cost formula on TTIR", "cost formula on the templates' closed form")
-    return f"{basis}; {others} by roofline" if others else basis
+    return f"{basis}; {externs} by roofline" if externs else basis
 
 
 def _join_forecasts(
-    listed: CandidateList,
+    candidates: CandidateList,
     is_template: npt.NDArray[np.bool_],
     forecasts: Forecasts,
-    others: _ExternForecasts,
-    anchored: bool,
+    externs: _ExternForecasts,
+    has_level: bool,
 ) -> Forecasts:
-    """Forecasts of templates and others in the order of `listed`.
+    """Return the forecasts of templates and externs in the order of `candidates`.
 
-    Until a template has run (`anchored`), the level of the formula is unknown. The roofline, which knows
+    Until a template has run (`has_level`), the level of the formula is unknown. The roofline, which knows
     as little, goes up and down with the best template's.
     """
-    place = np.zeros(len(listed), dtype=np.intp)
+    place = np.zeros(len(candidates), dtype=np.intp)
     place[is_template] = np.arange(int(is_template.sum()))
     place[~is_template] = np.arange(int((~is_template).sum()))
 
-    def merged(templates: Array, rest: Array) -> Array:
-        both = np.empty(len(listed))
-        both[is_template], both[~is_template] = templates, rest
+    def join(templates: Array, extern_values: Array) -> Array:
+        both = np.empty(len(candidates))
+        both[is_template], both[~is_template] = templates, extern_values
         return both
 
     leader = int(forecasts.order()[0])
-    shared = np.where(others.known | anchored, 0.0, 1.0)
+    level_share = np.where(externs.is_tried | has_level, 0.0, 1.0)
 
     def sample(rows: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
         inner = np.append(place[rows[is_template[rows]]], leader)
         if forecasts.sampler is not None:
-            drawn = forecasts.sampler(inner, count, generator)
+            samples = forecasts.sampler(inner, count, generator)
         else:
             noise = generator.standard_normal((count, len(inner)))
-            drawn = forecasts.mean[inner] + forecasts.sd[inner] * noise
+            samples = forecasts.mean[inner] + forecasts.sd[inner] * noise
         values = np.empty((count, len(rows)))
-        values[:, is_template[rows]] = drawn[:, :-1]
-        left = place[rows[~is_template[rows]]]
-        level = (drawn[:, -1:] - forecasts.mean[leader]) * shared[left]
-        spread = others.sd[left] * generator.standard_normal((count, len(left)))
-        values[:, ~is_template[rows]] = others.mean[left] + level + spread
+        values[:, is_template[rows]] = samples[:, :-1]
+        places = place[rows[~is_template[rows]]]
+        level = (samples[:, -1:] - forecasts.mean[leader]) * level_share[places]
+        spread = externs.sd[places] * generator.standard_normal((count, len(places)))
+        values[:, ~is_template[rows]] = externs.mean[places] + level + spread
         return values
 
     # Never ranked out: as promising as the best template until it has been timed.
-    hopeful = np.minimum(forecasts.optimistic().min(), others.mean - 2 * others.sd)
-    low = np.where(others.known, others.mean - 2 * others.sd, hopeful)
+    best_case = np.minimum(forecasts.optimistic().min(), externs.mean - 2 * externs.sd)
+    low = np.where(externs.is_tried, externs.mean - 2 * externs.sd, best_case)
     return replace(
         forecasts,
-        candidates=listed,
-        mean=merged(forecasts.mean, others.mean),
-        sd=merged(forecasts.sd, np.hypot(others.sd, shared * forecasts.sd[leader])),
-        p_fail=merged(forecasts.p_fail, others.p_fail),
+        candidates=candidates,
+        mean=join(forecasts.mean, externs.mean),
+        sd=join(forecasts.sd, np.hypot(externs.sd, level_share * forecasts.sd[leader])),
+        p_fail=join(forecasts.p_fail, externs.p_fail),
         sampler=sample,
         reason=_reason(forecasts, int((~is_template).sum())),
-        lower_bound=merged(forecasts.optimistic(), low),
+        lower_bound=join(forecasts.optimistic(), low),
     )

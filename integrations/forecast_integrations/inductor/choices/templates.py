@@ -75,30 +75,30 @@ def has_closed_form(geometry: Geometry, candidate: Candidate) -> bool:
     """Whether a candidate is a template whose parameters are all there, so that `closed_form` has an answer."""
     if not candidate.variant.startswith(TEMPLATE) or any(word in candidate.variant for word in _BACKWARD):
         return False
-    given = dict(candidate.config.kwargs)
+    parameters = dict(candidate.config.kwargs)
     if isinstance(geometry, AttentionGeometry):
-        return _block(given, "BLOCK_N") is not None and (
-            "SPLIT_KV" in given or _block(given, "BLOCK_M") is not None
+        return _block(parameters, "BLOCK_N") is not None and (
+            "SPLIT_KV" in parameters or _block(parameters, "BLOCK_M") is not None
         )
-    return matmul_blocks(given) is not None
+    return matmul_blocks(parameters) is not None
 
 
 def advised_sizes(geometry: Geometry, candidate: Candidate) -> dict[str, int]:
     """The arguments that advice on templates sees: sizes, and bits of an element."""
-    known = {name: value for name, value in vars(geometry).items() if isinstance(value, int)}
+    sizes = {name: value for name, value in vars(geometry).items() if isinstance(value, int)}
     if isinstance(geometry, MatmulGeometry):
         for side, operand in (("left", geometry.left), ("right", geometry.right)):
-            known |= {f"{side}_bits": operand.bits, f"{side}_rows": int(operand.rows)}
+            sizes |= {f"{side}_bits": operand.bits, f"{side}_rows": int(operand.rows)}
     elif isinstance(geometry, ConvolutionGeometry):
         pixels = geometry.batch * math.prod(geometry.result(candidate.config.parameters()))
-        known |= {"pixels": pixels, "taps": math.prod(geometry.kernel)}
-    return {name: int(value) for name, value in known.items()}
+        sizes |= {"pixels": pixels, "taps": math.prod(geometry.kernel)}
+    return {name: int(value) for name, value in sizes.items()}
 
 
 def template_tiles(geometry: Geometry, candidate: Candidate) -> dict[str, float]:
     """The attributes of `config` that advice on templates sees."""
-    given, config = candidate.config.parameters(), candidate.config
-    blocks = {n: _block(given, n) or 0 for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_KV")}
+    parameters, config = candidate.config.parameters(), candidate.config
+    blocks = {n: _block(parameters, n) or 0 for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_KV")}
     if isinstance(geometry, AttentionGeometry):
         blocks["BLOCK_M"] = blocks["BLOCK_M"] or _decoded_rows(geometry)
     options = {n: getattr(config, n) or 0 for n in LAUNCH_OPTIONS}

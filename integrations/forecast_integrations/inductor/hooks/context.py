@@ -83,8 +83,8 @@ class HookContext:
         assert session is not None
         session.warn_once("serve what another process compiles", "TORCHINDUCTOR_FX_COMPILE_MODE")
         # By the environment that one has a service of its own, with the environment's settings.
-        served = os.environ.get("FORECAST_AUTOTUNE", "") not in ("", "0")
-        return None, f"{identity}:elsewhere" if served else ""
+        is_served = os.environ.get("FORECAST_AUTOTUNE", "") not in ("", "0")
+        return None, f"{identity}:elsewhere" if is_served else ""
 
     def configs_ahead(self, make: Callable[[], ConfigsAhead | None]) -> ConfigsAhead | None:
         """Return the queue of configs to compile ahead, made once; None where `make` has nothing."""
@@ -129,7 +129,7 @@ class HookContext:
             functions[:] = [*(f for f in functions if f is not self.preprocessing), self.preprocessing]
 
     @contextlib.contextmanager
-    def told_of_times(self, cache: Any) -> Iterator[None]:
+    def feedback_entry(self, cache: Any) -> Iterator[None]:
         """Our entry in Inductor's list of functions that are told of times, while it takes some: else the list is the
         user's, who may count and clear it."""
         entry, functions = self.feedback, cache.feedback_saver_fns
@@ -179,8 +179,8 @@ class PatchSet:
     def __init__(self) -> None:
         self.missing: list[str] = []
         """Names that this release of torch does not have."""
-        self._replaced: list[tuple[type | ModuleType, str, object, object]] = []
-        self._listed: list[tuple[list[AnyFunction], AnyFunction]] = []
+        self._replacements: list[tuple[type | ModuleType, str, object, object]] = []
+        self._entries: list[tuple[list[AnyFunction], AnyFunction]] = []
 
     def replace(
         self, owner: type | ModuleType, name: str, wrap: Callable[[AnyFunction], AnyFunction]
@@ -195,25 +195,25 @@ class PatchSet:
         original = vars(owner)[name]
         kind = type(original) if isinstance(original, classmethod | staticmethod) else None
         function = original if kind is None else original.__func__
-        wrapped: Any = functools.wraps(function)(wrap(function))
-        ours = wrapped if kind is None else kind(wrapped)
-        setattr(owner, name, ours)
-        self._replaced.append((owner, name, original, ours))
+        wrapper: Any = functools.wraps(function)(wrap(function))
+        replacement = wrapper if kind is None else kind(wrapper)
+        setattr(owner, name, replacement)
+        self._replacements.append((owner, name, original, replacement))
 
     def append(self, entries: list[AnyFunction], entry: AnyFunction) -> None:
         """Add an entry to a foreign list."""
         entries.append(entry)
-        self._listed.append((entries, entry))
+        self._entries.append((entries, entry))
 
     def restore(self) -> None:
         """Undo everything, the latest first. Hooks that others have put on top of ours since stay."""
-        for owner, name, original, ours in reversed(self._replaced):
-            if vars(owner).get(name) is ours:
+        for owner, name, original, replacement in reversed(self._replacements):
+            if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
-        for entries, entry in reversed(self._listed):
-            entries[:] = [other for other in entries if other is not entry]
-        self._replaced.clear()
-        self._listed.clear()
+        for entries, entry in reversed(self._entries):
+            entries[:] = [e for e in entries if e is not entry]
+        self._replacements.clear()
+        self._entries.clear()
 
 
 def behind_wait(

@@ -47,8 +47,8 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
     patches.replace(package.CompilePackage, "source_id_from_fn", lambda f: _source_id(f, context))
-    if (pipelined := getattr(autotune_process, "AsyncAutotuner", None)) is not None:
-        patches.replace(pipelined, "get_results", lambda f: _results(f, context))
+    if (tuner := getattr(autotune_process, "AsyncAutotuner", None)) is not None:
+        patches.replace(tuner, "get_results", lambda f: _results(f, context))
     context.preprocessing = _preprocessing(context)
     patches.append(before, context.preprocessing)
     context.feedback = _saver(context)
@@ -75,23 +75,23 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         selections = context.thread.selections
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
         input_gen_fns: Any = kwargs.get("input_gen_fns", args[0] if args else None)
-        generated = input_gen_fns if isinstance(input_gen_fns, Mapping) else None
-        operation = SelectionCall(name, input_nodes, layout, generated, alone, returns=True)
+        input_makers = input_gen_fns if isinstance(input_gen_fns, Mapping) else None
+        operation = SelectionCall(name, input_nodes, layout, input_makers, alone, returns=True)
         if session.settings.mode is Mode.TUNE:
             operation.hooked = pruning.is_hooked()
             threshold: Any = kwargs.get("min_speedup_threshold", 1.0)
-            forced = getattr(config.test_configs, "force_custom_op_decomposition", None) is not None
-            operation.others_decide = operation.hooked or threshold > 1.0 or forced
+            is_forced = getattr(config.test_configs, "force_custom_op_decomposition", None) is not None
+            operation.others_decide = operation.hooked or threshold > 1.0 or is_forced
         selections.append(operation)
-        taken = None
+        choice = None
         try:
             answer = original(self, name, choices, input_nodes, layout, *args, **kwargs)
-            taken = answer[1] if isinstance(answer, tuple) else None  # torch 2.11 says nothing of it
+            choice = answer[1] if isinstance(answer, tuple) else None  # torch 2.11 says nothing of it
             return answer
         finally:
             selections.pop()
             if operation.search is not None:
-                pruning.record_choice(session, operation.search, taken)
+                pruning.record_choice(session, operation.search, choice)
 
     return call
 
@@ -117,27 +117,27 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
 
     def finalize(self: InductorChoices, *args: object, **kwargs: object) -> list[KernelTemplateChoice]:
         choices: list[KernelTemplateChoice] = original(self, *args, **kwargs)
-        session, widened = context.session, context.thread.widened
+        session, is_wider = context.session, context.thread.widened
         if session is None or context.others_choose():
             return choices
         try:
             # By kind: releases differ in what stands between the inputs and the operation's name.
-            given = [*args, *kwargs.values()]
-            kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
-            op_name = next(a for a in given if isinstance(a, str))
+            values = [*args, *kwargs.values()]
+            kernel_inputs = next(a for a in values if hasattr(a, "nodes"))
+            op_name = next(a for a in values if isinstance(a, str))
             return pruning.prune_before_codegen(
                 session,
                 op_name,
                 kernel_inputs,
                 choices,
-                widened=widened,
+                widened=is_wider,
                 time_externs=time_externs,
             )
         except UnplannedSpaceError:
             raise
         except Exception as error:
             session.warn_once("choose among the templates of an operation", error)
-            if widened:
+            if is_wider:
                 raise UnplannedSpaceError from error
             return choices
 
@@ -157,8 +157,8 @@ def _append(original: AnyFunction, context: HookContext) -> AnyFunction:
         if session is not None and choices and self.name.startswith("convolution"):
             try:
                 # A template settles the strides of its operands.
-                settled = not any(isinstance(x.get_layout(), FlexibleLayout) for x in kwargs["input_nodes"])
-                if settled and not context.others_choose():
+                is_fixed = not any(isinstance(x.get_layout(), FlexibleLayout) for x in kwargs["input_nodes"])
+                if is_fixed and not context.others_choose():
                     choices.append(late_choice(self, kwargs))
                     return None
             except Exception as error:
@@ -212,29 +212,29 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
     ) -> ChoiceTimings:
         before = (name, input_nodes, layout, input_gen_fns, inputs_key)
         session, thread = context.session, context.thread
-        if session is None or _pipelined():
+        if session is None or _is_pipelined():
             return original(self, *before, choices, precompile_fn, *args, **kwargs)
         if args or kwargs.get("hint_override") is not None or kwargs.get("is_collective"):
-            with _timings_paused(context):
+            with _pause_timings(context):
                 return original(self, *before, choices, precompile_fn, *args, **kwargs)
         # A choice may be a graph, whose operations are tuned in the middle of the outer one's round.
         outer, pending = thread.pending, dict[Any, float]()
         thread.pending = pending
 
-        def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
+        def measure(subset: list[ChoiceCaller], wait: Callable[[], object]) -> ChoiceTimings:
             try:
-                with context.told_of_times(self):
-                    timings: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
+                with context.feedback_entry(self):
+                    timings: ChoiceTimings = original(self, *before, subset, wait, **kwargs)
                 return timings
             finally:
-                with _failures_reported(session, "keep the failures of a round"):
-                    harvest.save_failures(session, pending, some)
+                with _warn_of_failures(session, "keep the failures of a round"):
+                    harvest.save_failures(session, pending, subset)
 
-        def prepare(some: list[ChoiceCaller]) -> Callable[[], object]:
+        def prepare(subset: list[ChoiceCaller]) -> Callable[[], object]:
             from torch._inductor import config
 
             limit = getattr(config, "precompilation_timeout_seconds", 3600)
-            return self.make_precompile_fn(some, name, inputs_key, precompilation_timeout_seconds=limit)
+            return self.make_precompile_fn(subset, name, inputs_key, precompilation_timeout_seconds=limit)
 
         search = pruning.search_of(choices)
         depth = len(thread.under_way)
@@ -261,7 +261,7 @@ def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
     ) -> ChoiceTimings:
         session = context.session
         if session is not None and session.settings.mode is not Mode.LISTEN:
-            with _failures_reported(session, "wake the device"):
+            with _warn_of_failures(session, "wake the device"):
                 context.wake_device()
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
         context.note_busy()
@@ -313,7 +313,7 @@ def _saver(context: HookContext) -> AnyFunction:
         session, thread = context.session, context.thread
         if session is None or thread.paused or not timings:
             return
-        with _failures_reported(session, "keep the timings of an operation"):
+        with _warn_of_failures(session, "keep the timings of an operation"):
             operation = SelectionCall(name, input_nodes, next(iter(timings)).layout)
             harvest.save_timings(session, thread.pending, timings, operation, compiled or {})
 
@@ -327,7 +327,7 @@ def _results(original: AnyFunction, context: HookContext) -> AnyFunction:
         timings: ChoiceTimings = original(cls, choices, *args, **kwargs)
         session, search = context.session, pruning.search_of(choices)
         if session is not None and search is not None:
-            with _failures_reported(session, "keep the timings of an operation"):
+            with _warn_of_failures(session, "keep the timings of an operation"):
                 operation = SelectionCall(search.problem.kernel.name, (), None)
                 pending = context.thread.pending
                 harvest.save_timings(session, pending, timings, operation, {}, all_measured=True)
@@ -368,14 +368,14 @@ def _source_id(original: AnyFunction, context: HookContext) -> AnyFunction:
     return source_id_from_fn
 
 
-def _pipelined() -> bool:
+def _is_pipelined() -> bool:
     from torch._inductor import config
 
     return bool(getattr(config, "pipeline_max_autotune_gemm", False))
 
 
 @contextlib.contextmanager
-def _timings_paused(context: HookContext) -> Iterator[None]:
+def _pause_timings(context: HookContext) -> Iterator[None]:
     thread = context.thread
     thread.paused += 1
     try:
@@ -385,11 +385,11 @@ def _timings_paused(context: HookContext) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_reported(session: TuningSession, what: str) -> Iterator[None]:
+def _warn_of_failures(session: TuningSession, task: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        session.warn_once(what, error)
+        session.warn_once(task, error)
 
 
 def extern_timer(context: HookContext) -> TimeExterns:
@@ -401,19 +401,19 @@ def extern_timer(context: HookContext) -> TimeExterns:
         session = context.session
         if session is None:
             return ()
-        known, name = session.externs_ahead, search.problem.id
-        if name not in known:
-            known[name] = ()
+        rows_by_problem, name = session.externs_ahead, search.problem.id
+        if name not in rows_by_problem:
+            rows_by_problem[name] = ()
             try:
-                known[name] = _timed(context, search, externs, operation)
+                rows_by_problem[name] = _measurements_of(context, search, externs, operation)
             except Exception as error:
                 session.warn_once("time the library's kernels ahead", error)
-        return known[name]
+        return rows_by_problem[name]
 
     return time_externs
 
 
-def _timed(
+def _measurements_of(
     context: HookContext, search: OperationSearch, externs: Sequence[ChoiceCaller], operation: SelectionCall
 ) -> tuple[Measurement, ...]:
     from torch._inductor import select_algorithm

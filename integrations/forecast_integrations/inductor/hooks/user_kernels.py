@@ -79,8 +79,8 @@ class ExpectedProblems:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept: list[_ExpectedProblem] = []
-        self._fewer: dict[tuple[int, tuple[int, ...]], Tuner] = {}
+        self._problems: list[_ExpectedProblem] = []
+        self._reduced_tuners: dict[tuple[int, tuple[int, ...]], Tuner] = {}
 
     def with_configs(self, tuner: Tuner, rows: tuple[int, ...]) -> Tuner:
         """The tuner with these configs alone: a copy, as the user's is used outside of the graph, too.
@@ -88,16 +88,16 @@ class ExpectedProblems:
         The same one each time: Inductor keeps every kernel it has met for good.
         """
         with self._mutex:
-            fewer = self._fewer.get((id(tuner), rows))
-            if fewer is None:
-                fewer = self._fewer[id(tuner), rows] = copy.copy(tuner)
-                fewer.configs = [tuner.configs[i] for i in rows]
-            return fewer
+            reduced = self._reduced_tuners.get((id(tuner), rows))
+            if reduced is None:
+                reduced = self._reduced_tuners[id(tuner), rows] = copy.copy(tuner)
+                reduced.configs = [tuner.configs[i] for i in rows]
+            return reduced
 
-    def add(self, expected: _ExpectedProblem) -> None:
+    def add(self, entry: _ExpectedProblem) -> None:
         """Remember a problem; the oldest are forgotten."""
         with self._mutex:
-            self._kept = [*(e for e in self._kept if e.problem.id != expected.problem.id), expected][
+            self._problems = [*(e for e in self._problems if e.problem.id != entry.problem.id), entry][
                 -_MAX_PROBLEMS:
             ]
 
@@ -105,12 +105,12 @@ class ExpectedProblems:
         """The problem that was timed with these tensors; None when no or several kernels could be meant."""
         with self._mutex:
             matches = [
-                e for e in self._kept if e.problem.kernel.name == kernel and e.operands() == list(tensors)
+                e for e in self._problems if e.problem.kernel.name == kernel and e.operands() == list(tensors)
             ]
         return matches[0] if len(matches) == 1 else None
 
 
-class _InformedSurrogate:
+class _SurrogateWithIr:
     """A surrogate that is told the launch grids and the IR, which whoever asks it here does not know."""
 
     def __init__(
@@ -157,14 +157,14 @@ def tuner_by_key(kernel: Any) -> ForecastAutotuner | None:
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
     from torch._inductor.runtime.triton_heuristics import config_to_dict
 
-    listed = [one["config"] for one in kernel.inductor_meta.get("precomputed_grids", ())]
+    configs = [grid["config"] for grid in kernel.inductor_meta.get("precomputed_grids", ())]
     text = _source_without_name(kernel.fn)
-    known = [k for k in kernel_side_table.id_to_kernel.values() if isinstance(k, ForecastAutotuner)]
-    owners = [k for k in known if len(k.configs) == len(listed) and _source_without_name(k) == text]
-    owners = [k for k in owners if all(config_to_dict(c) in listed for c in k.configs)]
+    tuners = [k for k in kernel_side_table.id_to_kernel.values() if isinstance(k, ForecastAutotuner)]
+    owners = [k for k in tuners if len(k.configs) == len(configs) and _source_without_name(k) == text]
+    owners = [k for k in owners if all(config_to_dict(c) in configs for c in k.configs)]
     if len({tuple(owner.keys) for owner in owners}) > 1:
         raise LookupError(f"one key of kernel {kernel.fn.__name__}, got {[owner.keys for owner in owners]}")
-    return owners[-1] if owners and len(listed) > 1 else None
+    return owners[-1] if owners and len(configs) > 1 else None
 
 
 def _source_without_name(fn: object) -> str:
@@ -192,39 +192,39 @@ class LaunchesByKey:
         key = tuple([args[i] for i in self._places if not is_tensor(args[i])])
         launcher = self._launchers.get(key)
         if launcher is None and not capturing_graph():
-            launcher = self._launchers[key] = self._decided(args)
+            launcher = self._launchers[key] = self._launcher(args)
         if launcher and kernel.launchers[:1] != [launcher]:
             kernel.launchers, kernel._cached_launcher = [launcher], None
         return type(kernel).run(kernel, *args, **options)
 
-    def _decided(self, args: Sequence[Any]) -> Any:
+    def _launcher(self, args: Sequence[Any]) -> Any:
         """A launcher for the config that the tuner decides on; False where Inductor's own has to do."""
         session = self._context.session
         if session is None:
             return False
         try:
-            named = self._named(args)
-            prepared = prepare(self._tuner, [{**named, "grid": self._grid(args)}]).keys[0]
-            key = self._tuner._make_key(self._tuner.keys, (), named)
+            arguments = self._arguments(args)
+            outcome = prepare(self._tuner, [{**arguments, "grid": self._grid(args)}]).keys[0]
+            key = self._tuner._make_key(self._tuner.keys, (), arguments)
             chosen = self._tuner.cache.get(key)
-            listed = [c for c in self._tuner.configs if chosen and _config_key(c) == _config_key(chosen)]
-            if not listed:
-                raise LookupError(prepared.trouble or f"a config of the kernel's own list, got {chosen}")
-            return launcher_of(self._kernel, copy.copy(listed[0]))
+            matches = [c for c in self._tuner.configs if chosen and _config_key(c) == _config_key(chosen)]
+            if not matches:
+                raise LookupError(outcome.trouble or f"a config of the kernel's own list, got {chosen}")
+            return launcher_of(self._kernel, copy.copy(matches[0]))
         except Exception as error:
             mode = self._tuner._engine.options.settings().mode
-            left = session.after_failure("decide a user's kernel for a key", error, self._tuner.configs, mode)
-            return launcher_of(self._kernel, copy.copy(left[0])) if len(left) == 1 else False
+            rest = session.after_failure("decide a user's kernel for a key", error, self._tuner.configs, mode)
+            return launcher_of(self._kernel, copy.copy(rest[0])) if len(rest) == 1 else False
 
-    def _named(self, args: Sequence[Any]) -> dict[str, object]:
+    def _arguments(self, args: Sequence[Any]) -> dict[str, object]:
         extra = self._kernel.inductor_meta.get("extra_launcher_args", ())
         if len(args) != len(self._names) + len(extra):
             raise LookupError(f"{len(self._names)} arguments and {len(extra)} of the grid, got {len(args)}")
-        given = {
+        values = {
             **self._kernel.triton_meta.get("constants", {}),
             **dict(zip(self._names, args, strict=False)),
         }
-        return {name: given[name] for name in self._tuner.arg_names if name in given}
+        return {name: values[name] for name in self._tuner.arg_names if name in values}
 
     def _grid(self, args: Sequence[Any]) -> Callable[[Mapping[str, object]], tuple[int, ...]]:
         """The launch grid of this call, as a function of a config's parameters."""
@@ -234,11 +234,11 @@ class LaunchesByKey:
         scope = dict(zip([*self._names, *meta.get("extra_launcher_args", ())], args, strict=True))
         own = self._tuner.configs[0].kwargs
 
-        def grid(given: Mapping[str, object]) -> tuple[int, ...]:
+        def grid(parameters: Mapping[str, object]) -> tuple[int, ...]:
             config = next(
-                one["config"]
-                for one in meta["precomputed_grids"]
-                if all(given.get(name) == one["config"].get(name) for name in own)
+                entry["config"]
+                for entry in meta["precomputed_grids"]
+                if all(parameters.get(name) == entry["config"].get(name) for name in own)
             )
             return tuple(map(int, GridExpr.from_meta(meta, config).eval_slow(dict(scope))))
 
@@ -284,8 +284,8 @@ def rule_digests(gm: GraphModule) -> list[str]:
             s = options.settings()
             surrogate = options.surrogate or default_surrogate(s.model)
             label = f"{surrogate.name}/{surrogate.version}"
-            chosen = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
-            digests.add(digest(label, chosen))
+            rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
+            digests.add(digest(label, rules))
     return sorted(digests)
 
 
@@ -324,18 +324,18 @@ def _plan_kernel(
     if owner is None or len(tuner.configs) < 2 or len(grid) != len(tuner.configs):
         return kernel_idx, grid
     try:
-        kept = plan(session, owner, tuner.configs, kernel_args, grid, memory)
+        rows = plan(session, owner, tuner.configs, kernel_args, grid, memory)
     except Exception as error:
         mode = owner._engine.options.settings().mode
         every = range(len(tuner.configs))
-        kept = session.after_failure("choose among the configs of a user's kernel", error, every, mode)
-    if len(kept) == len(tuner.configs):
+        rows = session.after_failure("choose among the configs of a user's kernel", error, every, mode)
+    if len(rows) == len(tuner.configs):
         return kernel_idx, grid
-    fewer = memory.with_configs(tuner, tuple(kept))
-    return kernel_side_table.add_kernel(fewer), [grid[i] for i in kept]
+    reduced = memory.with_configs(tuner, tuple(rows))
+    return kernel_side_table.add_kernel(reduced), [grid[i] for i in rows]
 
 
-def _owning_tuner(tuner: object, known: Sequence[object]) -> ForecastAutotuner | None:
+def _owning_tuner(tuner: object, kernels: Sequence[object]) -> ForecastAutotuner | None:
     """The tuner of ours that a kernel in a graph comes from; None for a kernel of others.
 
     Dynamo runs `prune_configs_by` itself and puts a plain tuner with what is left in place of ours.
@@ -343,8 +343,8 @@ def _owning_tuner(tuner: object, known: Sequence[object]) -> ForecastAutotuner |
     if isinstance(tuner, ForecastAutotuner):
         return tuner
     fn = getattr(tuner, "fn", None)
-    ours = [k for k in known if isinstance(k, ForecastAutotuner) and k.fn is fn]
-    return ours[-1] if ours and hasattr(tuner, "configs") else None
+    tuners = [k for k in kernels if isinstance(k, ForecastAutotuner) and k.fn is fn]
+    return tuners[-1] if tuners and hasattr(tuner, "configs") else None
 
 
 def plan(
@@ -362,10 +362,10 @@ def plan(
     store are the tuner's own.
     """
     # In the order of an eager call: the key holds the dtypes of its arguments one after another.
-    named = {name: _placeholder(kernel_args[name]) for name in tuner.arg_names if name in kernel_args}
-    key = tuner._make_key(tuner.keys, (), named)
+    arguments = {name: _placeholder(kernel_args[name]) for name in tuner.arg_names if name in kernel_args}
+    key = tuner._make_key(tuner.keys, (), arguments)
     kernel = describe.kernel_record(tuner.fn)
-    problem = describe.describe(tuner.fn, kernel, named, key, None, configs=listed)
+    problem = describe.describe(tuner.fn, kernel, arguments, key, None, configs=listed)
     configs = describe.configs_by_candidate(listed)
     options = tuner._engine.options
     settings = options.settings()
@@ -373,15 +373,15 @@ def plan(
     memory.add(_ExpectedProblem(problem, configs, store))
     if not session.prunes or any(getattr(kernel_args.get(n), "free_symbols", None) for n in tuner.keys):
         return list(range(len(listed)))  # `LaunchesByKey` decides at the launches
-    launched = {
+    launch_grids = {
         candidate: size_hints(grids[i])
         for i, config in enumerate(listed)
-        for candidate, kept in configs.items()
-        if kept is config
+        for candidate, other in configs.items()
+        if other is config
     }
     until, limit_s = session.snapshot.until, session.safe_surrogate.limit_s
     inner = options.surrogate or default_surrogate(settings.model)
-    surrogate = _InformedSurrogate(inner, launched, _trace_candidates(tuner, named, list(configs)))
+    surrogate = _SurrogateWithIr(inner, launch_grids, _trace_candidates(tuner, arguments, list(configs)))
     kernel_session = TuningSession(
         settings,
         StoreSnapshot(store, until),
@@ -389,9 +389,9 @@ def plan(
         session.warn_once,
         options.policy or WallTime(),  # as in eager mode, whose decisions are used here
     )
-    chosen = set(OperationSearch(problem, list(configs), (), kernel_session).first())
-    wanted = {id(configs[c]) for c in chosen}
-    return [i for i, config in enumerate(listed) if id(config) in wanted]
+    candidates = set(OperationSearch(problem, list(configs), (), kernel_session).first())
+    identities = {id(configs[c]) for c in candidates}
+    return [i for i, config in enumerate(listed) if id(config) in identities]
 
 
 def _placeholder(value: Any) -> object:
@@ -408,13 +408,13 @@ def _placeholder(value: Any) -> object:
 
 
 def _trace_candidates(
-    tuner: Tuner, named: Mapping[str, object], candidates: Sequence[Candidate]
+    tuner: Tuner, arguments: Mapping[str, object], candidates: Sequence[Candidate]
 ) -> dict[str, str]:
     """TTIR by assignment, as much as there is time for."""
     until = time.monotonic() + _TRACE_S
-    wanted = {assignment_of(c): dict(c.config.kwargs) for c in candidates}
+    assignments = {assignment_of(c): dict(c.config.kwargs) for c in candidates}
     texts: dict[str, str] = {}
-    for name, text in trace_many(tuner.fn, (), named, list(wanted.values())):
+    for name, text in trace_many(tuner.fn, (), arguments, list(assignments.values())):
         if isinstance(text, str):
             texts[name] = text
         if time.monotonic() > until:
@@ -449,11 +449,11 @@ def save_user_timings(
 ) -> None:
     """File the times (milliseconds, by launcher) that Inductor took of a user's kernel."""
     tensors = [value for value in args if is_tensor(value)]
-    shown = [(str(t.dtype).removeprefix("torch."), tuple(int(n) for n in t.shape)) for t in tensors]
-    expected = memory.find(kernel, shown)
-    if expected is None:
+    operands = [(str(t.dtype).removeprefix("torch."), tuple(int(n) for n in t.shape)) for t in tensors]
+    entry = memory.find(kernel, operands)
+    if entry is None:
         return
-    by_config = {_config_key(config): candidate for candidate, config in expected.configs.items()}
+    by_config = {_config_key(config): candidate for candidate, config in entry.configs.items()}
     count = 0
     for launcher, ms in timings.items():
         candidate = by_config.get(_config_key(launcher.config))
@@ -461,10 +461,10 @@ def save_user_timings(
             continue
         ok = math.isfinite(ms) and ms > 0
         outcome = Outcome.OK if ok else Outcome.OUT_OF_RESOURCES
-        expected.store.add(
-            expected.problem,
+        entry.store.add(
+            entry.problem,
             Measurement(
-                expected.problem.id,
+                entry.problem.id,
                 candidate,
                 outcome,
                 float(ms) if ok else None,
@@ -473,7 +473,7 @@ def save_user_timings(
             ),
         )
         count += 1
-    expected.store.sync()
+    entry.store.sync()
     session.tally.count(timings=count)
 
 
