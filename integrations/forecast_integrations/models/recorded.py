@@ -1,4 +1,4 @@
-"""`recorded:FILE`: answers that somebody gave offline, found by the content of the question.
+"""`recorded:FILE`: answers that were given offline, found by the content of the question.
 
 A file is JSON Lines (`.jsonl` or `.jsonl.gz`) and nothing but data. Its first line says who answered and how:
 
@@ -76,22 +76,22 @@ class RecordedAnswer:
         key = data.get("key")
         if not (isinstance(key, str) and len(key) == 64):
             raise RecordError("an answer needs the `key` of its question, 64 hexadecimal digits")
-        given = [name for name in _FORMS if data.get(name) is not None]
-        if len(given) != 1:
+        forms = [name for name in _FORMS if data.get(name) is not None]
+        if len(forms) != 1:
             raise RecordError(
-                f"an answer holds one of {', '.join(_FORMS)}, and this {given or 'none of them'}"
+                f"an answer holds one of {', '.join(_FORMS)}, and this {forms or 'none of them'}"
             )
-        about = (key, str(data.get("version", "")), str(data.get("kernel", "")))
-        if given == ["text"]:
+        identity = (key, str(data.get("version", "")), str(data.get("kernel", "")))
+        if forms == ["text"]:
             if not isinstance(data["text"], str):
                 raise RecordError("`text` must be a text")
-            return cls(*about, text=data["text"])
-        if given == ["probabilities"]:
-            return cls(*about, rows=_distributions(data["probabilities"]))
+            return cls(*identity, text=data["text"])
+        if forms == ["probabilities"]:
+            return cls(*identity, rows=_distributions(data["probabilities"]))
         means = _numbers(data, "log2_slowdown", None, -MOST_OCTAVES, MOST_OCTAVES)
         n = len(means)
         return cls(
-            *about,
+            *identity,
             log2_slowdown=means,
             sd=_numbers(data, "sd", n, LEAST_SD, MOST_OCTAVES),
             p_fail=_numbers({"p_fail": 0.0, **data}, "p_fail", n, 0.0, 1.0),
@@ -116,18 +116,18 @@ class RecordedAnswer:
         }
 
     def __len__(self) -> int:
-        """How many suffixes it answers; 0 for a text."""
+        """Return the number of suffixes that it answers; 0 for a text."""
         return len(self.rows if self.rows is not None else self.log2_slowdown or ())
 
     def probabilities(self) -> Array:
         """Probabilities of each label per suffix, [n, labels]; times are spread over the bins as normals."""
         if self.rows is not None:
             return np.array(self.rows)
-        stated = zip(self.log2_slowdown or (), self.sd, self.p_fail, strict=True)
-        return np.concatenate([_binned(mean, sd, fails) for mean, sd, fails in stated])
+        forecasts = zip(self.log2_slowdown or (), self.sd, self.p_fail, strict=True)
+        return np.concatenate([_bin_probabilities(mean, sd, fails) for mean, sd, fails in forecasts])
 
 
-def _binned(mean: float, sd: float, p_fail: float) -> Array:
+def _bin_probabilities(mean: float, sd: float, p_fail: float) -> Array:
     row = (1.0 - p_fail) * BINS.soft_targets(mean, sd)
     row[:, BINS.failure_index] = p_fail
     return np.asarray(row)
@@ -200,7 +200,7 @@ class RecordedAnswers:
 
 
 @lru_cache(maxsize=8)
-def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
+def _read_file(path: Path, _mtime_ns: int, _size: int) -> RecordedAnswers:
     """Read a file as it was changed at a time; the result is shared."""
     answers: RecordedAnswers | None = None
     for number, entry in _entries(path, _WRITE):
@@ -238,7 +238,7 @@ def _require_type(entry: Any, kind: str) -> None:
 
 
 class RecordedBackend(Backend):
-    """A backend that knows what is in its file and nothing else; a file that grows is read again."""
+    """A backend with the answers of its file alone; a file that grows is read again."""
 
     def __init__(self, location: str, left: str | None = None) -> None:
         """`left`: a file of questions to which those without an answer are added.
@@ -246,8 +246,8 @@ class RecordedBackend(Backend):
         Raises `SettingsError` for a file that cannot be read.
         """
         self.location = location
-        self._left = None if left is None else Path(left).expanduser()
-        self._noted: set[str] = set()
+        self._questions = None if left is None else Path(left).expanduser()
+        self._question_keys: set[str] = set()
         """Keys of the questions that this process has added."""
         self.name = f"recorded:{RecordedAnswers.read(location).model}"
 
@@ -255,29 +255,31 @@ class RecordedBackend(Backend):
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
     ) -> BackendResponse:
         """See `Backend`. Raises `LLMError` for a question that nobody answered."""
-        kept = RecordedAnswers.read(self.location)
+        answers = RecordedAnswers.read(self.location)
         version = version_of_labels(labels)
         try:
-            answer = kept.find([version], prefix, suffixes)
+            answer = answers.find([version], prefix, suffixes)
         except LLMError as error:
             self._note(OpenQuestion("forecast", version, "", prefix, suffixes=tuple(suffixes)), error)
             raise
         if answer.text is not None:
             raise LLMError("the recorded answer to this question is a text: probabilities are needed")
-        stated = answer.probabilities()
-        if stated.shape != (len(suffixes), len(labels)):
-            raise LLMError(f"a recorded answer has shape {stated.shape}, not {(len(suffixes), len(labels))}")
-        return BackendResponse(stated / stated.sum(axis=1, keepdims=True), np.ones(len(stated)))
+        rows = answer.probabilities()
+        if rows.shape != (len(suffixes), len(labels)):
+            raise LLMError(f"a recorded answer has shape {rows.shape}, not {(len(suffixes), len(labels))}")
+        return BackendResponse(rows / rows.sum(axis=1, keepdims=True), np.ones(len(rows)))
 
     def _note(self, question: OpenQuestion, error: LLMError) -> None:
-        """Keep a question that nobody has answered, if it is wanted."""
-        if self._left is None or question.key in self._noted:
+        """Add a question without an answer to the file of questions, if there is one."""
+        if self._questions is None or question.key in self._question_keys:
             return
         try:
-            append(self._left, f"{json.dumps(question.to_json())}\n".encode(), exclusive=True)
+            append(self._questions, f"{json.dumps(question.to_json())}\n".encode(), exclusive=True)
         except OSError as problem:
-            raise LLMError(f"{error}, and it cannot be kept in {self._left}: {problem.strerror}") from problem
-        self._noted.add(question.key)
+            raise LLMError(
+                f"{error}, and it cannot be kept in {self._questions}: {problem.strerror}"
+            ) from problem
+        self._question_keys.add(question.key)
 
 
 def recorded_generator(location: str) -> TextGenerator:
@@ -285,9 +287,9 @@ def recorded_generator(location: str) -> TextGenerator:
     RecordedAnswers.read(location)
 
     def write(prompt: str, n: int) -> list[str]:
-        kept = RecordedAnswers.read(location)
-        versions = sorted({a.version for a in kept.answers.values() if a.text is not None})
-        answer = kept.find(["", *filter(None, versions)], prompt, ())
+        answers = RecordedAnswers.read(location)
+        versions = sorted({a.version for a in answers.answers.values() if a.text is not None})
+        answer = answers.find(["", *filter(None, versions)], prompt, ())
         if answer.text is None:
             raise LLMError("the recorded answer to this question is no text")
         return [answer.text][:n]
@@ -357,13 +359,13 @@ def read_answers(path: Path, questions: Mapping[str, OpenQuestion] | None) -> An
                 continue
             if entry.get("type", "answer") != "answer":
                 raise RecordError(f"its type must be 'answer', not {entry.get('type')!r:.40}")
-            result.taken.append(_checked(entry, questions))
+            result.taken.append(_valid_answer(entry, questions))
         except RecordError as error:
             result.refused.append((number, str(error)))
     return result
 
 
-def _checked(entry: Mapping[str, Any], questions: Mapping[str, OpenQuestion] | None) -> RecordedAnswer:
+def _valid_answer(entry: Mapping[str, Any], questions: Mapping[str, OpenQuestion] | None) -> RecordedAnswer:
     if questions is None:
         return RecordedAnswer.from_json(entry)
     question = questions.get(str(entry.get("key")))
@@ -393,19 +395,19 @@ def extend(
     """
     if not path.name.endswith(SUFFIXES):
         raise SettingsError(f"a file of answers is named *{' or *'.join(SUFFIXES)}, and {path} is not")
-    kept = RecordedAnswers(model, dict(provenance))
+    result = RecordedAnswers(model, dict(provenance))
     if path.exists():
         old = RecordedAnswers.read(str(path))
-        same = ("author", "how", "blind")
-        if old.model != model or any(old.provenance.get(n) != provenance.get(n) for n in same):
+        fields = ("author", "how", "blind")
+        if old.model != model or any(old.provenance.get(n) != provenance.get(n) for n in fields):
             raise SettingsError(
                 f"a file holds the answers of one model, and {path} holds those of {old.model} by "
                 f"{old.provenance['author']}, which came about otherwise: give another file"
             )
-        kept = RecordedAnswers(model, old.provenance | dict(provenance), dict(old.answers))
-    kept.answers.update({a.key: a for a in answers})
-    kept.write(path)
-    return kept
+        result = RecordedAnswers(model, old.provenance | dict(provenance), dict(old.answers))
+    result.answers.update({a.key: a for a in answers})
+    result.write(path)
+    return result
 
 
 _WRITE = "correct the line, or write the file with `forecast-autotune llm ask --import`"

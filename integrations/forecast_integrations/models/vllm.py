@@ -60,7 +60,7 @@ class VLLMBackend(Backend):
         self._lock = Lock()
         self._engine: LLMEngine | None = None
         self._tokens: ForecastTokenizer | None = None
-        self._failed: LLMError | None = None
+        self._failure: LLMError | None = None
         self._numbers = itertools.count()
 
     def identity(self) -> str:
@@ -74,14 +74,14 @@ class VLLMBackend(Backend):
     def prepare(self) -> None:
         """Load. Raises `LLMError` when that is impossible; it is not tried again before `close`."""
         with self._lock:
-            self._opened()
+            self._open_engine()
 
     def close(self) -> None:
         """Give the memory back. A later forecast would load again."""
         with self._lock:
             if self._engine is not None:
                 self._engine.engine_core.shutdown()
-            self._engine = self._tokens = self._failed = None
+            self._engine = self._tokens = self._failure = None
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
@@ -92,7 +92,7 @@ class VLLMBackend(Backend):
             return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
         busy = f"the model was busy for {timeout_s:.3g} s: allow more time, or ask less at a time"
         with exclusive(self._lock, timeout_s, busy):
-            return self._answer(*self._opened(), prefix, suffixes, labels, begin, begin + timeout_s)
+            return self._answer(*self._open_engine(), prefix, suffixes, labels, begin, begin + timeout_s)
 
     def _answer(
         self,
@@ -116,26 +116,26 @@ class VLLMBackend(Backend):
             ) from error
         return _response(outputs, ids, time.monotonic() - begin)
 
-    def _opened(self) -> tuple[LLMEngine, ForecastTokenizer]:
-        if self._failed is not None:
-            raise self._failed
+    def _open_engine(self) -> tuple[LLMEngine, ForecastTokenizer]:
+        if self._failure is not None:
+            raise self._failure
         if self._engine is None or self._tokens is None:
             try:
-                opened = self._loaded()
+                parts = self._load()
                 if (probe := find_probe(self._adapter or self._model)) is not None:
                     ask = partial(
-                        self._answer, *opened, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
+                        self._answer, *parts, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
                     )
                     dtype = "float32" if self._options["dtype"] == "float32" else ""
-                    probe.check_tokens(self.name, opened[1])
+                    probe.check_tokens(self.name, parts[1])
                     probe.check(self.name, ask, dtype=dtype)
-                self._engine, self._tokens = opened
+                self._engine, self._tokens = parts
             except LLMError as error:
-                self._failed = error
+                self._failure = error
                 raise
         return self._engine, self._tokens
 
-    def _loaded(self) -> tuple[LLMEngine, ForecastTokenizer]:
+    def _load(self) -> tuple[LLMEngine, ForecastTokenizer]:
         try:
             import vllm
         except ImportError as error:

@@ -63,7 +63,7 @@ def same(a: Any, b: Any, within: float = 1e-4) -> None:
 
 
 def keeps_prefix(backend: TransformersBackend) -> bool:
-    return backend._open.prefill.keeps_prefix
+    return backend._reader.prefill.keeps_prefix
 
 
 WINDOW = {"sliding_window": 8}
@@ -409,7 +409,7 @@ def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureF
 def test_a_failure_of_torch_is_an_error_of_ours(folder: str) -> None:
     backend = opened(folder)
     backend.prepare()
-    layers = backend._open.model.model.layers
+    layers = backend._reader.model.model.layers
     layers[0].mlp.down_proj = layers[0].self_attn.o_proj
     with pytest.raises(LLMError, match=r"the model failed on cpu .*shape"):
         backend.forecast(PREFIX, suffixes(3), BINS.labels, timeout_s=60)
@@ -420,7 +420,7 @@ def test_logits_that_are_no_numbers_are_no_answer(copied: Path) -> None:
     backend = opened(copied)
     backend.prepare()
     with torch.no_grad():
-        backend._open.model.model.norm.weight.fill_(float("nan"))
+        backend._reader.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(LLMError, match="logits were not finite"):
         backend.forecast(PREFIX, suffixes(3), BINS.labels, timeout_s=60)
     model.model.norm.weight.data.fill_(float("nan"))
@@ -428,7 +428,7 @@ def test_logits_that_are_no_numbers_are_no_answer(copied: Path) -> None:
     broken = opened(copied)
     with pytest.raises(LLMError, match="logits were not finite"):
         broken.forecast(PREFIX, suffixes(3), BINS.labels, timeout_s=60)
-    assert not broken._open.prefill.keeps_prefix, "nothing agrees with no numbers"
+    assert not broken._reader.prefill.keeps_prefix, "nothing agrees with no numbers"
 
 
 @pytest.mark.slow

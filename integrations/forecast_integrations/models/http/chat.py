@@ -83,7 +83,7 @@ class ChatBackend(HTTPBackend):
         how = [f"{name}={value}" for name, value in sorted(self._options.items())]
         self.name = ",".join([f"{self.kind}:{model}", PROMPT_VERSION, "samples=1", f"batch={batch}", *how])
         self._mutex = threading.Lock()
-        self._refused: dict[str, str | None] = {}
+        self._field_substitutes: dict[str, str | None] = {}
         """Fields that this server does not take, and what is sent instead."""
 
     def batch_function(
@@ -102,8 +102,8 @@ class ChatBackend(HTTPBackend):
     def _batch(
         self, call: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
     ) -> LabelRows:
-        shown = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
-        question = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *shown])
+        lines = [f"{n}. {_QUESTION.sub('', suffix)}" for n, suffix in enumerate(suffixes, start=1)]
+        question = "\n".join([prefix.rstrip(), "", TASK_PROMPT, *lines])
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
         fields: dict[str, object] = {"response_format": _response_schema(labels, len(suffixes))}
         thoughts = REASONING_TOKENS if "reasoning_effort" in self._options else 0
@@ -124,44 +124,44 @@ class ChatBackend(HTTPBackend):
         read: Callable[[Any], T],
     ) -> T:
         """Ask, leaving out or renaming what the server says that it does not take."""
-        wanted = {"max_tokens": max_tokens, **fields, **self._options}
-        if "reasoning_effort" in wanted:
-            self._refused.setdefault("max_tokens", "max_completion_tokens")
+        all_fields = {"max_tokens": max_tokens, **fields, **self._options}
+        if "reasoning_effort" in all_fields:
+            self._field_substitutes.setdefault("max_tokens", "max_completion_tokens")
         for _ in range(_MAX_FIELD_FALLBACKS):
             body: dict[str, object] = {"model": self.model, "messages": messages}
-            body |= self._accepted(wanted)
+            body |= self._body_fields(all_fields)
             try:
                 url = f"{self.client.base}/chat/completions"
                 return call.post(url, body, read, prompt=size, output=max_tokens)
             except RequestRejected as error:
-                if error.status not in (400, 422) or not self._without(error.fields, body):
+                if error.status not in (400, 422) or not self._drop_field(error.fields, body):
                     raise
         raise LLMError(f"{self.client.base} takes none of the ways to ask {self.model} for an answer")
 
-    def _accepted(self, wanted: Mapping[str, object]) -> dict[str, object]:
+    def _body_fields(self, fields: Mapping[str, object]) -> dict[str, object]:
         body: dict[str, object] = {}
-        for name, value in wanted.items():
-            instead = self._refused.get(name, name)
-            if name == "response_format" and instead == "json_object":
+        for name, value in fields.items():
+            substitute = self._field_substitutes.get(name, name)
+            if name == "response_format" and substitute == "json_object":
                 body[name] = {"type": "json_object"}
-            elif instead is not None:
-                body[instead] = value
+            elif substitute is not None:
+                body[substitute] = value
         return body
 
-    def _without(self, named: frozenset[str], body: Mapping[str, object]) -> bool:
+    def _drop_field(self, names: frozenset[str], body: Mapping[str, object]) -> bool:
         """Remember a field that the server complains of; whether there is anything new to try."""
         form_field = body.get("response_format")
         form = form_field.get("type") if isinstance(form_field, dict) else None
         with self._mutex:
-            if form and named & {"response_format", "json_schema", "schema"}:
-                self._refused["response_format"] = "json_object" if form == "json_schema" else None
+            if form and names & {"response_format", "json_schema", "schema"}:
+                self._field_substitutes["response_format"] = "json_object" if form == "json_schema" else None
                 return True
-            if "max_tokens" in body and "max_completion_tokens" in named:
-                self._refused["max_tokens"] = "max_completion_tokens"
+            if "max_tokens" in body and "max_completion_tokens" in names:
+                self._field_substitutes["max_tokens"] = "max_completion_tokens"
                 return True
             for name in ("temperature", "reasoning_effort"):
-                if name in body and name in named:
-                    self._refused[name] = None
+                if name in body and name in names:
+                    self._field_substitutes[name] = None
                     return True
         return False
 
@@ -169,7 +169,7 @@ class ChatBackend(HTTPBackend):
 def _response_schema(labels: Sequence[AnswerLabel], n: int) -> dict[str, object]:
     """Everything is bounded: a small model that is held to a form goes on for as long as the form lets it."""
 
-    def closed(**properties: object) -> dict[str, object]:
+    def closed_object(**properties: object) -> dict[str, object]:
         required = list(properties)
         return {
             "type": "object",
@@ -180,10 +180,10 @@ def _response_schema(labels: Sequence[AnswerLabel], n: int) -> dict[str, object]
 
     letter = {"type": "string", "enum": [label.token for label in labels]}
     percent = {"type": "integer", "minimum": 0, "maximum": 100}
-    several = {"type": "array", "items": closed(label=letter, percent=percent)}
+    several = {"type": "array", "items": closed_object(label=letter, percent=percent)}
     number = {"type": "integer", "minimum": 1, "maximum": n}
-    one = closed(id=number, distribution=several | {"minItems": 1, "maxItems": len(labels)})
-    schema = closed(forecasts={"type": "array", "items": one, "minItems": n, "maxItems": n})
+    entry = closed_object(id=number, distribution=several | {"minItems": 1, "maxItems": len(labels)})
+    schema = closed_object(forecasts={"type": "array", "items": entry, "minItems": n, "maxItems": n})
     return {"type": "json_schema", "json_schema": {"name": "forecasts", "strict": True, "schema": schema}}
 
 
@@ -216,14 +216,14 @@ def _whole_text(data: Any) -> str:
 
 def _parse_rows(text: str, labels: Sequence[AnswerLabel], n: int) -> LabelRows:
     answer = extract_json(text)
-    listed = answer["forecasts"] if isinstance(answer, dict) else answer
-    given: list[list[object]] = [[] for _ in range(n)]
-    for entry in (entry for entry in listed if isinstance(entry, dict)):
+    entries = answer["forecasts"] if isinstance(answer, dict) else answer
+    distributions: list[list[object]] = [[] for _ in range(n)]
+    for entry in (entry for entry in entries if isinstance(entry, dict)):
         number = entry.get("id")
         number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
         if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= n:
-            given[number - 1].append(entry.get("distribution"))
-    return rows(given, partial(weights, labels=labels), len(labels), least=MIN_TOTAL, most=MAX_TOTAL)
+            distributions[number - 1].append(entry.get("distribution"))
+    return rows(distributions, partial(weights, labels=labels), len(labels), least=MIN_TOTAL, most=MAX_TOTAL)
 
 
 # --- texts ---

@@ -246,11 +246,11 @@ def _error_message(reply: HTTPResponse) -> str:
 
 def _named_fields(reply: HTTPResponse) -> frozenset[str]:
     """Which of `FIELDS` an answer names."""
-    words = _searched(reply)
+    words = _lower_body(reply)
     return frozenset(name for name in FIELDS if name in words)
 
 
-def _searched(reply: HTTPResponse) -> str:
+def _lower_body(reply: HTTPResponse) -> str:
     return reply.body[:_SEARCHED_BYTES].decode("utf-8", "replace").lower()
 
 

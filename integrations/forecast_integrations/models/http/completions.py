@@ -75,7 +75,7 @@ class CompletionsBackend(HTTPBackend):
         """As the base; `probe` is answered before the first forecast."""
         super().__init__(url, model, batch=batch, client=client)
         self._mutex, self._probing = threading.Lock(), threading.Lock()
-        self._probe, self._refused = probe, ""
+        self._probe, self._mismatch = probe, ""
         self._identity = self.name if probe is None else f"{self.name} {digest(probe.to_json())}"
         self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._top = TOP_LOGPROBS[0]
@@ -91,8 +91,8 @@ class CompletionsBackend(HTTPBackend):
     ) -> BackendResponse:
         """See `Backend`. Raises `ProbeMismatch` where the server's model is not the one that was trained."""
         with exclusive(self._probing, timeout_s, f"{self.name} was busy with its probe: allow more time"):
-            if self._refused:
-                raise ProbeMismatch(self._refused)
+            if self._mismatch:
+                raise ProbeMismatch(self._mismatch)
             if self._probe is not None:
                 try:
                     self._probe.check(
@@ -101,7 +101,7 @@ class CompletionsBackend(HTTPBackend):
                         dtype="",
                     )
                 except ProbeMismatch as error:
-                    self._refused = str(error)
+                    self._mismatch = str(error)
                     raise
                 self._probe = None
         return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
@@ -113,44 +113,44 @@ class CompletionsBackend(HTTPBackend):
         ids: list[int] | None = None
         if not self._texts:
             try:
-                ids = self._prepared(call, prefix, suffixes, labels)
+                ids = self._label_tokens(call, prefix, suffixes, labels)
             except _NoTokenizer:
                 self._texts = True
         return partial(self._batch, call, prefix, labels, ids)
 
     # --- tokens ---
 
-    def _prepared(
+    def _label_tokens(
         self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]
     ) -> list[int]:
         """Learn the tokens of all texts; returns the labels' own."""
-        self._tokenized(call, prefix, opening=True)
+        self._token_ids(call, prefix, opening=True)
         # What a label follows: the question's last word, the same for all candidates of a prompt.
         words = list(dict.fromkeys(suffix.split()[-1] for suffix in suffixes if suffix.strip())) or [""]
         after = {word: [word, *(f"{word} {label.token}" for label in labels)] for word in words}
-        wanted = [*suffixes, *itertools.chain.from_iterable(after.values())]
-        jobs = [partial(self._tokenized, call, text, opening=False) for text in dict.fromkeys(wanted)]
+        all_texts = [*suffixes, *itertools.chain.from_iterable(after.values())]
+        jobs = [partial(self._token_ids, call, text, opening=False) for text in dict.fromkeys(all_texts)]
         for result in run_parallel(jobs, self.client.concurrency):
             if isinstance(result, LLMError):
                 raise result
         candidates = set()
         for texts in after.values():
-            before, *ends = (self._tokenized(call, text, opening=False) for text in texts)
-            single = all(len(end) == len(before) + 1 and end[:-1] == before for end in ends)
-            candidates.add(tuple(end[-1] for end in ends) if single else ())
-        (ids, *others) = candidates
-        if others or len(set(ids)) < len(labels):
+            before, *ends = (self._token_ids(call, text, opening=False) for text in texts)
+            is_single = all(len(end) == len(before) + 1 and end[:-1] == before for end in ends)
+            candidates.add(tuple(end[-1] for end in ends) if is_single else ())
+        (ids, *alternatives) = candidates
+        if alternatives or len(set(ids)) < len(labels):
             raise LLMError(
                 f"the labels {[label.token for label in labels]} must be one token each after {words[0]!r}, "
                 f"and for {self.model} on {self.client.base} they are not: use another model, or kind=chat"
             )
         return list(ids)
 
-    def _tokenized(self, call: ForecastCall, text: str, *, opening: bool) -> tuple[int, ...]:
+    def _token_ids(self, call: ForecastCall, text: str, *, opening: bool) -> tuple[int, ...]:
         """Token numbers of a text; with `opening`, of a prompt's beginning."""
         key = (text, opening)
-        if (known := self._tokens.get(key)) is not None:
-            return known
+        if (cached_ids := self._tokens.get(key)) is not None:
+            return cached_ids
         body = {"model": self.model, "prompt": text, "add_special_tokens": opening}
 
         def read(data: Any) -> tuple[int, ...]:
@@ -188,8 +188,8 @@ class CompletionsBackend(HTTPBackend):
         if ids is None:
             prompts = [prefix + suffix for suffix in suffixes]
         else:
-            begin = self._tokenized(call, prefix, opening=True)
-            prompts = [begin + self._tokenized(call, suffix, opening=False) for suffix in suffixes]
+            begin = self._token_ids(call, prefix, opening=True)
+            prompts = [begin + self._token_ids(call, suffix, opening=False) for suffix in suffixes]
             body |= {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
         # Some servers take one prompt per request: with batch=1 they can be asked, too.
         body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
@@ -241,8 +241,8 @@ def _label_weights(
         by_text.setdefault(token.lstrip(_SPACES), []).append(value)
     weights: list[float | None] = []
     for place, label in enumerate(labels):
-        numbered = f"token_id:{ids[place]}" if ids is not None else ""
-        values = [top[numbered]] if numbered in top else by_text.get(label.token, [])
+        by_number = f"token_id:{ids[place]}" if ids is not None else ""
+        values = [top[by_number]] if by_number in top else by_text.get(label.token, [])
         weights.append(_probability(values))
     return weights
 
@@ -281,7 +281,7 @@ def completions_generator(
     def write(prompt: str, n: int) -> list[str]:
         call = ForecastCall(client, Deadline(timeout_s))
         url = f"{client.base}/completions"
-        one = partial(call.post, url, {**body, "prompt": prompt}, read, prompt=len(prompt), output=max_tokens)
-        return generate_texts([one] * n, call, on_usage, client.concurrency)
+        job = partial(call.post, url, {**body, "prompt": prompt}, read, prompt=len(prompt), output=max_tokens)
+        return generate_texts([job] * n, call, on_usage, client.concurrency)
 
     return write

@@ -35,8 +35,8 @@ class TokenPrices:
 
     def of(self, usage: Usage) -> Usage:
         """The usage with its money worked out."""
-        spent = (usage.prompt_tokens * self.prompt + usage.output_tokens * self.output) / 1e6
-        return replace(usage, money=spent)
+        money = (usage.prompt_tokens * self.prompt + usage.output_tokens * self.output) / 1e6
+        return replace(usage, money=money)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class UsageLedger:
     def __init__(self, clock: TimeSource = time.monotonic) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
-        self._spent = Usage()
-        self._reserved = Usage()
+        self._cost = Usage()
+        self._reservations = Usage()
         self._busy_s = 0.0
         self._since = 0.0
         self._active = 0
@@ -79,54 +79,54 @@ class UsageLedger:
     def spent(self) -> Usage:
         """The cost of all requests so far; `seconds` counts requests side by side once."""
         with self._mutex:
-            return replace(self._spent, seconds=self._seconds())
+            return replace(self._cost, seconds=self._seconds())
 
     @contextmanager
     def reserve(self, expected: Usage, limits: SpendingLimits) -> Iterator[RequestCost]:
         """Around one request. Raises `BudgetExceeded` if `expected` does not fit into what is left."""
         with self._mutex:
             left_s = self._admit(expected, limits)
-            self._reserved += expected
+            self._reservations += expected
             if not self._active:
                 self._since = self._clock()
             self._active += 1
-        bill = RequestCost(left_s)
+        request_cost = RequestCost(left_s)
         try:
-            yield bill
+            yield request_cost
         finally:
             with self._mutex:
                 self._active -= 1
                 if not self._active:
                     self._busy_s += self._clock() - self._since
-                self._reserved += _negated(expected)
-                self._spent += replace(bill.cost, seconds=0.0)
+                self._reservations += _negative(expected)
+                self._cost += replace(request_cost.cost, seconds=0.0)
 
     def _seconds(self) -> float:
         return self._busy_s + (self._clock() - self._since if self._active else 0.0)
 
     def _admit(self, expected: Usage, limits: SpendingLimits) -> float:
-        used = self._spent + self._reserved
-        tokens = used.prompt_tokens + used.output_tokens
-        needed = expected.prompt_tokens + expected.output_tokens
-        if limits.tokens is not None and tokens + needed > limits.tokens:
+        total = self._cost + self._reservations
+        tokens = total.prompt_tokens + total.output_tokens
+        request_tokens = expected.prompt_tokens + expected.output_tokens
+        if limits.tokens is not None and tokens + request_tokens > limits.tokens:
             raise BudgetExceeded(
-                f"the request may need {needed} tokens, and {tokens} of {limits.tokens} are spent or "
+                f"the request may need {request_tokens} tokens, and {tokens} of {limits.tokens} are spent or "
                 "promised: raise FORECAST_AUTOTUNE_LLM_MAX_TOKENS to ask more"
             )
-        if limits.money is not None and used.money + expected.money > limits.money:
+        if limits.money is not None and total.money + expected.money > limits.money:
             raise BudgetExceeded(
-                f"the request may cost {expected.money:.4g}, and {used.money:.4g} of {limits.money:g} is "
+                f"the request may cost {expected.money:.4g}, and {total.money:.4g} of {limits.money:g} is "
                 "spent or promised: raise FORECAST_AUTOTUNE_LLM_MAX_MONEY to ask more"
             )
         if limits.seconds is None:
             return float("inf")
-        left = limits.seconds - self._seconds()
-        if left <= 0:
+        left_s = limits.seconds - self._seconds()
+        if left_s <= 0:
             raise BudgetExceeded(
                 f"this process has waited {self._seconds():.1f} s for language models and may wait "
                 f"{limits.seconds:g} s: raise FORECAST_AUTOTUNE_LLM_MAX_SECONDS to ask more"
             )
-        return left
+        return left_s
 
 
 @dataclass
@@ -138,7 +138,7 @@ class RequestCost:
     cost: Usage = Usage()
 
 
-def _negated(usage: Usage) -> Usage:
+def _negative(usage: Usage) -> Usage:
     return Usage(*(-value for value in vars(usage).values()))
 
 

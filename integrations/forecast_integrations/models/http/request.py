@@ -125,12 +125,12 @@ def send_request(
     except LLMError:
         raise
     except Exception as error:
-        trouble = _described(error, url)
+        trouble = _description(error, url)
     finally:
         future.cancel()
-    tried = "" if attempts.count < 2 else f" after {attempts.count} attempts"
+    attempts_text = "" if attempts.count < 2 else f" after {attempts.count} attempts"
     # Out here it has no context: an error may hold what the server sent.
-    raise ConnectionFailed(trouble + tried)
+    raise ConnectionFailed(trouble + attempts_text)
 
 
 @cache
@@ -158,9 +158,9 @@ async def _exchange(
             api_key="sent by each request", max_retries=retries, timeout=seconds, http_client=connections
         ) as client:
             send = client.post if method == "POST" else client.get
-            given = {"content": body} if body is not None else {}
+            content = {"content": body} if body is not None else {}
             try:
-                reply = await send(url, cast_to=httpx2.Response, options={"headers": headers}, **given)
+                reply = await send(url, cast_to=httpx2.Response, options={"headers": headers}, **content)
             except openai.APIStatusError as error:
                 reply = error.response
             return HTTPResponse(reply.status_code, reply.content, reply.headers.get("retry-after", ""))
@@ -175,7 +175,7 @@ def _ssl_context() -> ssl.SSLContext:
 # --- what went wrong ---
 
 
-def _described(error: BaseException, url: str) -> str:
+def _description(error: BaseException, url: str) -> str:
     """The failure on one line: what lies deepest, without the key or a proxy's password."""
     if isinstance(error, ValueError | ImportError | httpx2.InvalidURL):
         proxy = f"{urlsplit(url).scheme}_proxy"

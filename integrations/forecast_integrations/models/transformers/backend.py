@@ -3,12 +3,12 @@
 The common part of all candidates is read once and kept, their suffixes are read as a batch behind it (`prefill`), and
 the answer is each label's share in the logits of the last positions.
 
-A pass cannot be interrupted: the time limit is looked at between passes.
+A pass cannot be interrupted: the time limit is checked between passes.
 
-Compiling children may be forked while a model loads or reads in another thread. A child inherits that
-thread's locks as they are, held for ever, but waits for none of them: it runs nothing of torch and imports
-nothing that is still being imported. Weights for a GPU go there directly, so that the host's memory, which
-every fork goes through, stays small.
+Compiling children may be forked while a model loads or reads in another thread. A child inherits that thread's
+locks, which stay locked for ever, but waits for none of them: it runs nothing of torch and imports nothing that is
+still being imported. Weights for a GPU go there directly, so that the host's memory, which a fork copies page tables
+of, stays small.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _OpenModel:
-    """A loaded model, and how it is read."""
+class _ModelReader:
+    """A loaded model with its tokenizer, and the way to read it."""
 
     model: PreTrainedModel
     tokens: ForecastTokenizer
@@ -87,11 +87,11 @@ class TransformersBackend(Backend):
         self.name = f"transformers:{model}" + (f"+{adapter}" if adapter else "")
         self._source = ModelSource(model, adapter, device, dtype)
         self._memory = float(memory_bytes)
-        self._kept = EMPTY_PREFIX
+        self._prefix = EMPTY_PREFIX
         """The prefix that was read last."""
         self._lock = Lock()
-        self._open: _OpenModel | None = None
-        self._failed = ""
+        self._reader: _ModelReader | None = None
+        self._failure = ""
 
     def identity(self) -> str:
         """See `Backend`."""
@@ -99,7 +99,7 @@ class TransformersBackend(Backend):
 
     def ready(self) -> bool:
         """Whether the model is loaded."""
-        return self._open is not None
+        return self._reader is not None
 
     def prepare(self) -> None:
         """Load, and check how the model can be read.
@@ -107,15 +107,15 @@ class TransformersBackend(Backend):
         Raises `LLMError` when the model cannot be loaded; it is not tried again before `close`.
         """
         with self._lock:
-            self._opened()
+            self._open_model()
 
     def close(self) -> None:
         """Give the memory back. A later forecast would load again."""
         with self._lock:
-            if self._open is not None:
-                self._open = None
+            if self._reader is not None:
+                self._reader = None
                 self._forget()
-            self._failed = ""
+            self._failure = ""
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
@@ -129,61 +129,61 @@ class TransformersBackend(Backend):
             "call `prepare` earlier, or allow more time"
         )
         with exclusive(self._lock, timeout_s, busy):
-            return self._answer(self._opened(), prefix, suffixes, labels, begin, begin + timeout_s)
+            return self._answer(self._open_model(), prefix, suffixes, labels, begin, begin + timeout_s)
 
     def _answer(
         self,
-        it: _OpenModel,
+        reader: _ModelReader,
         prefix: str,
         suffixes: Sequence[str],
         labels: Sequence[AnswerLabel],
         begin: float,
         deadline: float,
     ) -> BackendResponse:
-        with self._settled(it.model):
-            ends = it.tokens.labels(suffixes, labels)
-            rows = it.tokens.suffixes(suffixes)
+        with self._clean_torch_state(reader.model):
+            ends = reader.tokens.labels(suffixes, labels)
+            rows = reader.tokens.suffixes(suffixes)
             if not all(map(len, rows)):
                 raise LLMError("a suffix must have a token at least: end it with the question's last word")
-            past, cached = self._past(it, it.tokens.prefix(prefix), min(map(len, rows)))
-            logits, totals, trouble = self._read(it, past, rows, ends, deadline)
+            past, cached_tokens = self._past(reader, reader.tokens.prefix(prefix), min(map(len, rows)))
+            logits, totals, trouble = self._read(reader, past, rows, ends, deadline)
         prompt = len(past) + sum(map(len, rows))
-        usage = Usage(1, prompt, cached, 0, time.monotonic() - begin)
+        usage = Usage(1, prompt, cached_tokens, 0, time.monotonic() - begin)
         return _response(logits, totals, usage, trouble)
 
-    def _opened(self) -> _OpenModel:
-        if self._failed:
-            raise LLMError(self._failed)
-        if self._open is None:
+    def _open_model(self) -> _ModelReader:
+        if self._failure:
+            raise LLMError(self._failure)
+        if self._reader is None:
             try:
-                self._open = self._loaded()
+                self._reader = self._load()
             except LLMError as error:
-                self._failed = str(error)
+                self._failure = str(error)
                 raise
-        return self._open
+        return self._reader
 
-    def _loaded(self) -> _OpenModel:
+    def _load(self) -> _ModelReader:
         source = self._source
         probe = find_probe(source.adapter or source.model)
         if probe is not None and probe.dtype == "float32" and source.dtype is None:
             source = replace(source, dtype="float32")
-        loaded = load_model(source)
+        parts = load_model(source)
         if probe is None and find_probe(source.adapter or source.model) is not None:
-            return self._loaded()  # it came with weights that were fetched
-        model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
+            return self._load()  # it came with weights that were fetched
+        model, tokens = parts.model, ForecastTokenizer(parts.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-        with self._settled(model):
+        with self._clean_torch_state(model):
             prefill = open_prefill(model, tokens)
-            it = _OpenModel(model, tokens, prefill, context)
-            return it if probe is None else self._checked(it, probe)
+            reader = _ModelReader(model, tokens, prefill, context)
+            return reader if probe is None else self._probed_model(reader, probe)
 
-    def _checked(self, it: _OpenModel, probe: Probe) -> _OpenModel:
-        """The model, read behind a kept prefix or in full, as it answers the probe as its trainer saw.
+    def _probed_model(self, reader: _ModelReader, probe: Probe) -> _ModelReader:
+        """Return a way to read the model, behind a kept prefix or in full, that answers the probe as the trainer saw.
 
-        Raises `ProbeMismatch` where it does so in neither way.
+        Raises `ProbeMismatch` where neither does.
         """
 
-        def check(way: _OpenModel) -> _OpenModel:
+        def check(way: _ModelReader) -> _ModelReader:
             self._forget()
             probe.check_tokens(self.name, way.tokens)
             marks: list[Path] = []
@@ -203,98 +203,99 @@ class TransformersBackend(Backend):
             return way
 
         try:
-            return check(it)
+            return check(reader)
         except ProbeMismatch:
-            # Rounding goes either way; only in float32 a kept prefix is the likelier cause.
-            if not it.prefill.keeps_prefix or it.model.dtype.itemsize < 4:
+            # In 16 bits rounding is as likely a cause as the kept prefix.
+            if not reader.prefill.keeps_prefix or reader.model.dtype.itemsize < 4:
                 raise
-            return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
+            return check(replace(reader, prefill=Prefill(reader.model, keeps_prefix=False)))
 
-    def _marks(self, it: _OpenModel) -> Iterator[Path]:
-        """Files that are there once this model passed its probe, read so, by these releases and on this device.
+    def _marks(self, reader: _ModelReader) -> Iterator[Path]:
+        """Yield files whose presence says that the model, read this way, by these releases and here, passed its probe.
 
-        On a CPU, the answers take longer than loading does. The first is named by the files as they lie here, the
-        second by their contents, which are read for it.
+        On a CPU, the answers take longer than loading does. The first name is a digest of the files' paths and times,
+        the second one of their contents, which are read for it.
         """
         import torch
         import transformers
 
-        device = torch.cuda.get_device_name(it.model.device) if it.model.device.type == "cuda" else "cpu"
-        way = (device, str(it.model.dtype), it.prefill.keeps_prefix)
+        model = reader.model
+        device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+        way = (device, str(model.dtype), reader.prefill.keeps_prefix)
         how = (*way, torch.__version__, transformers.__version__)
         folders = [model_folder(f).resolve() for f in (self._source.adapter, self._source.model) if f]
-        paths = sorted({p for f in folders for one in (FILE, *MODEL_FILES) for p in f.glob(one)})
+        paths = sorted({p for f in folders for pattern in (FILE, *MODEL_FILES) for p in f.glob(pattern)})
         states = [(str(p), p.stat()) for p in paths]
         files = [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in states]
         marks = cache_directory(Settings.from_environment().cache_dir) / "llm" / "probes"
         yield marks / digest(files, how)
         yield marks / digest([files_digest(f, FILE, *MODEL_FILES) for f in folders], how)
 
-    def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
-        """The prefix as the model keeps it, and how many tokens of it were known before."""
-        if len(ids) + shortest > it.context:
+    def _past(self, reader: _ModelReader, ids: Ids, shortest: int) -> tuple[Prefix, int]:
+        """Return the prefix with the model's cache, and the number of its tokens that were cached before."""
+        if len(ids) + shortest > reader.context:
             raise LLMError(
-                f"a prompt must fit the model's {it.context} positions; this one has {len(ids)} tokens "
+                f"a prompt must fit the model's {reader.context} positions; this one has {len(ids)} tokens "
                 f"before and {shortest} or more of each candidate: shorten it, or use another model"
             )
-        known = self._kept.cropped(common_prefix_length(self._kept.ids, ids))
-        cached = len(known) if known.layers else 0
-        if len(known) == len(ids):
-            return known, cached
-        past = unless_out_of_memory(lambda: it.prefill.extend(known, ids[len(known) :]))
+        kept_prefix = self._prefix.cropped(common_prefix_length(self._prefix.ids, ids))
+        cached_tokens = len(kept_prefix) if kept_prefix.layers else 0
+        if len(kept_prefix) == len(ids):
+            return kept_prefix, cached_tokens
+        past = unless_out_of_memory(lambda: reader.prefill.extend(kept_prefix, ids[len(kept_prefix) :]))
         if past is None:
             self._forget()
             raise LLMError(
-                f"there was not enough memory on {it.model.device} to read a prefix of {len(ids)} tokens: "
+                f"there was not enough memory on {reader.model.device} to read a prefix of {len(ids)} tokens: "
                 "free some, or choose a smaller model or another device"
             )
-        self._kept = past
-        return past, cached
+        self._prefix = past
+        return past, cached_tokens
 
     def _read(
-        self, it: _OpenModel, past: Prefix, rows: Sequence[Ids], labels: list[int], deadline: float
+        self, reader: _ModelReader, past: Prefix, rows: Sequence[Ids], labels: list[int], deadline: float
     ) -> tuple[Array, Array, list[str]]:
-        """Logits [n, labels] and log sum exp of all logits [n], NaN where there are none; and why."""
+        """Return logits [n, labels] and log sum exp of all logits [n], NaN where there are none; and the troubles."""
         import torch
 
         logits, totals = np.full((len(rows), len(labels)), np.nan), np.full(len(rows), np.nan)
         trouble: list[str] = []
-        tokens = torch.as_tensor(labels, device=it.model.device)
-        waiting = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        if len(past) + len(rows[waiting[0]]) > it.context:
-            waiting = [i for i in waiting if len(past) + len(rows[i]) <= it.context]
-            trouble.append(f"a candidate's prompt is longer than the model's {it.context} positions")
-        while waiting:
+        tokens = torch.as_tensor(labels, device=reader.model.device)
+        queue = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        if len(past) + len(rows[queue[0]]) > reader.context:
+            queue = [i for i in queue if len(past) + len(rows[i]) <= reader.context]
+            trouble.append(f"a candidate's prompt is longer than the model's {reader.context} positions")
+        while queue:
             if time.monotonic() > deadline:
                 trouble.append("the time was over before the model had read all candidates")
                 break
-            sizes = [len(rows[i]) for i in waiting]
-            count = it.prefill.rows_that_fit(len(past), sizes, self._memory)
-            at = [rows[i] for i in waiting[:count]]
-            result = unless_out_of_memory(partial(_read_to_host, it.prefill, past, at, tokens))
+            sizes = [len(rows[i]) for i in queue]
+            count = reader.prefill.rows_that_fit(len(past), sizes, self._memory)
+            suffixes = [rows[i] for i in queue[:count]]
+            result = unless_out_of_memory(partial(_read_to_host, reader.prefill, past, suffixes, tokens))
             if result is not None:
-                logits[waiting[:count]], totals[waiting[:count]] = result
+                logits[queue[:count]], totals[queue[:count]] = result
             else:
                 self._forget()
                 if count > 1:  # again, with half of it, from now on
-                    took = it.prefill.pass_bytes(len(past), sizes[:count])
-                    self._memory = min(self._memory, took) / 2
+                    pass_bytes = reader.prefill.pass_bytes(len(past), sizes[:count])
+                    self._memory = min(self._memory, pass_bytes) / 2
                     continue
-                trouble.append(f"there was not enough memory on {it.model.device} to read a candidate")
-            waiting = waiting[count:]
+                trouble.append(f"there was not enough memory on {reader.model.device} to read a candidate")
+            queue = queue[count:]
         return logits, totals, trouble
 
     def _forget(self) -> None:
         """Drop the kept prefix, and give back what the allocator holds free on a GPU."""
         import torch
 
-        self._kept = EMPTY_PREFIX
+        self._prefix = EMPTY_PREFIX
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     @contextlib.contextmanager
-    def _settled(self, model: PreTrainedModel) -> Iterator[None]:
-        """Read as the model is, whatever the calling thread has set in torch; and change none of it."""
+    def _clean_torch_state(self, model: PreTrainedModel) -> Iterator[None]:
+        """Shield the model from the calling thread's settings of torch, and leave these as they are."""
         import torch
 
         try:
@@ -317,7 +318,7 @@ def _read_to_host(prefill: Prefill, past: Prefix, rows: Sequence[Ids], labels: T
 
 
 def _response(logits: Array, totals: Array, usage: Usage, trouble: list[str]) -> BackendResponse:
-    """Shares of the labels among themselves, and together among everything. Raises `LLMError` if no row
+    """Return the labels' shares among themselves, and their common share of all tokens. Raises `LLMError` if no row
     has any."""
     finite = np.isfinite(logits).all(axis=1) & np.isfinite(totals)
     if not trouble and not finite.all():

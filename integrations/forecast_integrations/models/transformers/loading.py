@@ -78,42 +78,42 @@ def load_model(source: ModelSource) -> LoadedModel:
     return LoadedModel(model, tokenizer)
 
 
-def _device(given: str | None) -> torch.device:
+def _device(name: str | None) -> torch.device:
     import torch
 
-    if given is None:
-        given = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    if name is None:
+        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(given)
+        device = torch.device(name)
         torch.empty(1, device=device)
     except Exception as error:  # whatever a driver says of a device that is not there
         raise LLMError(
-            f"the device {given!r} cannot be used ({error}): give a torch device that this machine has"
+            f"the device {name!r} cannot be used ({error}): give a torch device that this machine has"
         ) from error
     return device
 
 
-def _dtype(given: str | None, device: torch.device) -> torch.dtype:
+def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     import torch
 
-    if given is not None:
-        if given not in DTYPES:
-            raise LLMError(f"the model's dtype must be one of {', '.join(DTYPES)}, got {given!r}")
-        return getattr(torch, given)
+    if name is not None:
+        if name not in DTYPES:
+            raise LLMError(f"the model's dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+        return getattr(torch, name)
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
     # A CPU without instructions for it converts back and forth: slower than float32.
-    probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    probes = (getattr(torch.cpu, f"_is_{feature}_supported", None) for feature in ("avx512_bf16", "amx_tile"))
     return torch.bfloat16 if any(ask is not None and ask() for ask in probes) else torch.float32
 
 
-def _load_part(name: str, what: str, load_one: Callable[[str], T]) -> T:
+def _load_part(name: str, part: str, load_one: Callable[[str], T]) -> T:
     """Load a part from its folder: the one given, else that in the hub's cache, else one that is fetched."""
     folder = Path(name).expanduser()
     local = folder.exists()
     if not local and (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
-        raise LLMError(f"no {what} at {name}: give an existing folder, or a name on the Hugging Face hub")
+        raise LLMError(f"no {part} at {name}: give an existing folder, or a name on the Hugging Face hub")
     try:
         if local:
             return load_one(str(folder))
@@ -131,7 +131,7 @@ def _load_part(name: str, what: str, load_one: Callable[[str], T]) -> T:
         else:
             remedy = "check the name, the network and HF_HUB_OFFLINE, or give a folder"
         raise LLMError(
-            f"the {what} {name} cannot be loaded ({type(error).__name__}: {str(error)[:500]}): {remedy}"
+            f"the {part} {name} cannot be loaded ({type(error).__name__}: {str(error)[:500]}): {remedy}"
         ) from error
 
 
@@ -151,13 +151,13 @@ def _model(folder: str, device: torch.device, dtype: torch.dtype) -> PreTrainedM
     import transformers
 
     # Straight to the device: a copy in host memory would slow down every fork of a compiling child.
-    where = {} if device.type == "cpu" else {"device_map": {"": device}}
+    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **where
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **placement
     )
-    if missing := sorted(info["missing_keys"]):
+    if missing_keys := sorted(info["missing_keys"]):
         raise LLMError(
-            f"the model {folder} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
+            f"the model {folder} lacks {len(missing_keys)} weights ({', '.join(missing_keys[:3])} ...), which would be "
             "random: give a checkpoint of a whole causal language model"
         )
     return model
@@ -174,33 +174,33 @@ def _merge_adapter(
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise LLMError(f"only LoRA adapters can be merged, and {folder} is one of kind {kind}: train a LoRA")
     config.inference_mode = True
-    wrapped = peft.PeftModel(model, config)
-    result = wrapped.load_adapter(folder, "default", torch_device=str(device))
+    peft_model = peft.PeftModel(model, config)
+    result = peft_model.load_adapter(folder, "default", torch_device=str(device))
     if odd := [*result.missing_keys, *result.unexpected_keys]:
         raise LLMError(
             f"the adapter {folder} does not fit the model: {len(odd)} weights have no counterpart "
             f"({', '.join(odd[:3])} ...): give the model it was made for ({config.base_model_name_or_path})"
         )
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]
-    tied = embeddings[1] is not None and _base_weight(embeddings[0]) is _base_weight(embeddings[1])
-    if tied and any(hasattr(one, "lora_alpha") for one in embeddings):
+    is_tied = embeddings[1] is not None and _base_weight(embeddings[0]) is _base_weight(embeddings[1])
+    if is_tied and any(hasattr(layer, "lora_alpha") for layer in embeddings):
         return (
-            wrapped.base_model.model
+            peft_model.base_model.model
         )  # one weight, two uses: merged into it, an adapter of one changes the other
     # A usual text: on tokens that training hardly met, rounding alone makes half of the logits.
     ids = tokenizer(PROBE_PREFIX, return_tensors="pt")["input_ids"].to(device) % len(embeddings[0].weight)
     with torch.inference_mode():
         before = model(input_ids=ids, use_cache=False).logits.float()
         # Merged: no more operations than the base model has.
-        merged = wrapped.merge_and_unload()
-        after = merged(input_ids=ids, use_cache=False).logits.float()
+        merged_model = peft_model.merge_and_unload()
+        after = merged_model(input_ids=ids, use_cache=False).logits.float()
     difference = float((before - after).std() / before.std())
     if not difference <= TOLERANCE[str(model.dtype).removeprefix("torch.")]:
         raise LLMError(
             f"the adapter {folder} must answer alike merged and not, and its logits differ by {difference:.2g} of "
             "their spread: merge it yourself and give the whole model, or train one with lora.rank = 0"
         )
-    return merged
+    return merged_model
 
 
 def _base_weight(module: Any) -> Any:

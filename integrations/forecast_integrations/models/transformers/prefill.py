@@ -1,4 +1,4 @@
-"""How a model reads many suffixes after one prefix: the prefix once, then the suffixes as a batch behind its cache.
+"""Reading of many suffixes after one prefix: the prefix once, then the suffixes as a batch behind its cache.
 
 The keys and values of the prompt that was read last are kept, as prompts of a kernel begin alike. Their tensors are
 never written to again: a cache of transformers grows by concatenation, into tensors of its own.
@@ -53,7 +53,7 @@ EMPTY_PREFIX = Prefix(np.zeros(0, np.int64))
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
-    """How many first tokens two sequences share."""
+    """Return the number of first tokens that two sequences share."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n
@@ -87,7 +87,7 @@ class Prefill:
         size = model.dtype.itemsize
         # Bytes: of a token's activations, of what is kept of it, of a row's logits, of a pair that attends.
         self._token: int = size * (16 * hidden + 4 * inner)
-        self._kept = 0.0
+        self._cache_bytes = 0.0
         self._logits: int = 10 * vocabulary
         # Attention in plain torch writes every head's weights down, in float32 and in the model's type.
         heads = getattr(model.config.get_text_config(), "num_attention_heads", None) or 1
@@ -100,7 +100,7 @@ class Prefill:
         if self.keeps_prefix:
             cache = getattr(self._forward(self._tensor(ids)[None], 1, past), self._cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-            self._kept = sum(t.nbytes for pair in layers for t in pair) / layers[0][0].shape[-2]
+            self._cache_bytes = sum(t.nbytes for pair in layers for t in pair) / layers[0][0].shape[-2]
         return Prefix(np.concatenate([past.ids, ids]), layers)
 
     def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
@@ -115,8 +115,8 @@ class Prefill:
         places, which = (self._tensor(numbers) for numbers in np.unique(last, return_inverse=True))
 
         def answers(values: Tensor) -> Tensor:
-            kept = values.shape[1] == len(places)  # some families give every position all the same
-            return values[self._tensor(np.arange(len(rows))), which if kept else places[which]]
+            is_subset = values.shape[1] == len(places)  # some families give every position all the same
+            return values[self._tensor(np.arange(len(rows))), which if is_subset else places[which]]
 
         with _exact_answers(self.model.get_output_embeddings(), answers, labels) as exact:
             logits = self._forward(self._tensor(rows), places, past).logits
@@ -124,15 +124,15 @@ class Prefill:
         return logits[:, labels], logits.logsumexp(dim=-1)
 
     def pass_bytes(self, past: int, sizes: Sequence[int]) -> float:
-        """About how many bytes reading suffixes of these sizes, longest first, takes beside the weights."""
+        """Return about the bytes that reading suffixes of these sizes, longest first, takes beside the weights."""
         longest = sizes[0] if self.keeps_prefix else past + sizes[0]
-        seen = past + sizes[0]
+        tokens = past + sizes[0]
         # The cache's own copy, the one it grows into, and the one repeated for grouped heads.
-        kept = 3 * seen * self._kept if self.keeps_prefix else 0
-        return len(sizes) * (kept + self._pair * longest * seen + longest * self._token + self._logits)
+        cache = 3 * tokens * self._cache_bytes if self.keeps_prefix else 0
+        return len(sizes) * (cache + self._pair * longest * tokens + longest * self._token + self._logits)
 
     def rows_that_fit(self, past: int, sizes: Sequence[int], limit_bytes: float) -> int:
-        """How many suffixes of these sizes, longest first, to read in one pass; at least one."""
+        """Return the number of suffixes of these sizes, longest first, to read in one pass; at least one."""
         tokens = 0
         for rows, size in enumerate(sizes, start=1):
             tokens += size
@@ -174,16 +174,16 @@ def _exact_answers(head: Any, answers: Callable[[Tensor], Tensor], labels: Tenso
         yield False
         return
 
-    def chosen(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (answers(given[0])[:, None], *given[1:])
+    def select_states(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (answers(inputs[0])[:, None], *inputs[1:])
 
-    def exact(_: Any, given: tuple[Any, ...], out: Tensor) -> Tensor:
+    def exact_logits(_: Any, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         bias = None if head.bias is None else head.bias[labels].float()
         out = out.float()
-        out[..., labels] = torch.nn.functional.linear(given[0].float(), head.weight[labels].float(), bias)
+        out[..., labels] = torch.nn.functional.linear(inputs[0].float(), head.weight[labels].float(), bias)
         return out
 
-    hooks = [head.register_forward_pre_hook(chosen), head.register_forward_hook(exact)]
+    hooks = [head.register_forward_pre_hook(select_states), head.register_forward_hook(exact_logits)]
     try:
         yield True
     finally:
@@ -207,13 +207,13 @@ def open_prefill(model: PreTrainedModel, tokens: ForecastTokenizer) -> Prefill:
 
 
 def _relative_error(quick: Prefill, full: Prefill, tokens: ForecastTokenizer) -> float:
-    """How far apart two ways' logits lie: RMS of the difference over RMS, both centred per suffix; NaN where either
-    is not finite."""
+    """Return the distance of two ways' logits: RMS of the difference over RMS, both centred per suffix; NaN where
+    either is not finite."""
     import torch
 
     vocabulary = full.model.config.get_text_config().vocab_size
-    some = torch.arange(64, device=full.model.device) * (vocabulary // 64)
+    labels = torch.arange(64, device=full.model.device) * (vocabulary // 64)
     prefix, suffixes = tokens.prefix(PROBE_PREFIX), tokens.suffixes(_PROBE_SUFFIXES)
-    ours, right = (w.read(w.extend(EMPTY_PREFIX, prefix), suffixes, some)[0] for w in (quick, full))
-    ours, right = (x - x.mean(dim=-1, keepdim=True) for x in (ours, right))
-    return float((ours - right).square().mean().sqrt() / right.square().mean().sqrt())
+    a, b = (w.read(w.extend(EMPTY_PREFIX, prefix), suffixes, labels)[0] for w in (quick, full))
+    a, b = (x - x.mean(dim=-1, keepdim=True) for x in (a, b))
+    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
