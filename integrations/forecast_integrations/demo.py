@@ -115,12 +115,12 @@ class Comparison(Record, derived={"speedup": attrgetter("speedup"), "regret": at
 
     @property
     def speedup(self) -> float:
-        """How many times faster our tuning was."""
+        """Ratio of Triton's tuning time to ours."""
         return self.exhaustive.seconds / self.forecast.seconds
 
     @property
     def regret(self) -> float:
-        """How much slower our config is than `triton.autotune`'s; negative when it is faster."""
+        """Slowdown of our config against `triton.autotune`'s; negative when it is faster."""
         return self.forecast.ms / self.exhaustive.ms - 1
 
 
@@ -136,11 +136,11 @@ def compare(
     """
     import torch
 
-    listed = list(chosen or configs())
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device=where).manual_seed(0)
-    a, b = (torch.randn((size, size), device=where, generator=generator).half() for _ in range(2))
-    c = torch.empty((size, size), device=where, dtype=torch.float16)
+    candidates = list(chosen or configs())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device=device).manual_seed(0)
+    a, b = (torch.randn((size, size), device=device, generator=generator).half() for _ in range(2))
+    c = torch.empty((size, size), device=device, dtype=torch.float16)
 
     def call(kernel: JITFunction | Autotuner, **extra: object) -> object:
         def grid(meta: Mapping[str, int]) -> tuple[int]:
@@ -153,26 +153,28 @@ def compare(
         call(triton.jit(_matmul), BLOCK_M=16, BLOCK_N=16, BLOCK_K=16, GROUP_M=1)
     names = ["M", "N", "K"]
     with _fresh_cache(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        say(f"forecast_autotune: {len(listed)} configs")
-        ours = autotune(configs=listed, key=names, store=Store(Path(folder)), mode=Mode.TUNE)(
+        say(f"forecast_autotune: {len(candidates)} configs")
+        own_tuner = autotune(configs=candidates, key=names, store=Store(Path(folder)), mode=Mode.TUNE)(
             triton.jit(_matmul)
         )
-        our_seconds = _seconds_of(lambda: call(ours))
-        decision = ours.decision
+        our_seconds = _seconds_of(lambda: call(own_tuner))
+        decision = own_tuner.decision
         assert decision is not None  # there was more than one config to choose from
-    with _fresh_cache(), _unpatched():
-        say(f"triton.autotune: {len(listed)} configs, one by one")
-        theirs = triton.autotune(configs=listed, key=names)(triton.jit(_matmul))
-        their_seconds = _seconds_of(lambda: call(theirs))
+    with _fresh_cache(), _without_patch():
+        say(f"triton.autotune: {len(candidates)} configs, one by one")
+        triton_tuner = triton.autotune(configs=candidates, key=names)(triton.jit(_matmul))
+        their_seconds = _seconds_of(lambda: call(triton_tuner))
     say("timing both choices in turns")
-    runs = [_bind_call(call, tuner) for tuner in (ours, theirs)]
-    times = [statistics.median(listed) for listed in times_in_turns(runs)]
+    runs = [_bind_call(call, tuner) for tuner in (own_tuner, triton_tuner)]
+    times = [statistics.median(sample) for sample in times_in_turns(runs)]
     return Comparison(
         size=size,
         device=current_device().name,
-        candidates=len(listed),
-        forecast=TunerResult(our_seconds, decision.measured, _config_text(ours.best_config), times[0]),
-        exhaustive=TunerResult(their_seconds, len(listed), _config_text(theirs.best_config), times[1]),
+        candidates=len(candidates),
+        forecast=TunerResult(our_seconds, decision.measured, _config_text(own_tuner.best_config), times[0]),
+        exhaustive=TunerResult(
+            their_seconds, len(candidates), _config_text(triton_tuner.best_config), times[1]
+        ),
         reason=decision.reason,
         stated_risk=decision.stated_risk,
         tolerance=decision.tolerance,
@@ -214,12 +216,12 @@ def _fresh_cache() -> Iterator[None]:
 
 
 @contextmanager
-def _unpatched() -> Iterator[None]:
+def _without_patch() -> Iterator[None]:
     """Triton's own tuner, also under FORECAST_AUTOTUNE=1."""
-    served = upstream.is_served(Autotuner)
+    was_patched = upstream.is_served(Autotuner)
     unpatch_triton()
     try:
         yield
     finally:
-        if served:
+        if was_patched:
             patch_triton()

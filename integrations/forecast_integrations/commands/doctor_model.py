@@ -35,8 +35,8 @@ def checks(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
     except SettingsError as error:
         yield DoctorCheck(MODEL_ROW, "fail", str(error), _WITHOUT)
         return
-    served, what = spec.kind in SERVER_KINDS, f"{spec.kind}:{spec.location}"
-    if served:
+    is_server, what = spec.kind in SERVER_KINDS, f"{spec.kind}:{spec.location}"
+    if is_server:
         what = f"{spec.options['model']} at {spec.location} ({spec.kind})"
     if missing := missing_packages(spec):
         detail = f"{what}; not installed: {', '.join(missing)}"
@@ -47,14 +47,14 @@ def checks(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
         except SettingsError as error:
             yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {error}", _WITHOUT)
         else:
-            if served and network:
+            if is_server and network:
                 yield _server(what, spec.location, str(spec.options["model"]))
             else:
                 yield DoctorCheck(
-                    MODEL_ROW, "ok", f"{what}; not contacted: --network does" if served else what
+                    MODEL_ROW, "ok", f"{what}; not contacted: --network does" if is_server else what
                 )
-    trusted = "weight" in spec.options or settings.llm_trust != "auto"
-    yield _trust(settings) if trusted else _calibration(settings)
+    has_weight = "weight" in spec.options or settings.llm_trust != "auto"
+    yield _trust(settings) if has_weight else _calibration(settings)
 
 
 def _server(what: str, place: str, model: str) -> DoctorCheck:
@@ -64,7 +64,7 @@ def _server(what: str, place: str, model: str) -> DoctorCheck:
 
     url = f"{place}/models"
     try:
-        listed, _ = ServerClient(place, attempts=1).ask(url, None, _model_names, deadline=Deadline(NETWORK_S))
+        models, _ = ServerClient(place, attempts=1).ask(url, None, _model_names, deadline=Deadline(NETWORK_S))
     except RequestRejected as error:
         if error.status in (401, 403):
             remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
@@ -75,11 +75,11 @@ def _server(what: str, place: str, model: str) -> DoctorCheck:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", remedy)
     except ForecastAutotuneError as error:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")
-    if listed and model not in listed:
+    if models and model not in models:
         # Its names are its words, and a server may repeat the key.
-        detail = f"{what}: it answers, but this is none of the {len(listed)} models that it lists"
+        detail = f"{what}: it answers, but this is none of the {len(models)} models that it lists"
         return DoctorCheck(MODEL_ROW, "warn", detail, f"correct ?model=NAME: {place}/models lists the names")
-    how = "it serves this model" if listed else "it answers, and lists no models"
+    how = "it serves this model" if models else "it answers, and lists no models"
     return DoctorCheck(MODEL_ROW, "ok", f"{what}: {how}")
 
 

@@ -61,12 +61,12 @@ def _export(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _open(questions: Iterable[OpenQuestion], known: Iterable[str], output: Output) -> Iterator[OpenQuestion]:
-    done = set(known)
+def _open(questions: Iterable[OpenQuestion], keys: Iterable[str], output: Output) -> Iterator[OpenQuestion]:
+    seen_keys = set(keys)
     with output.progress("asking") as progress:
         for number, question in enumerate(questions, 1):
             progress(number, number, question.label)
-            if question.key not in done:
+            if question.key not in seen_keys:
                 yield question
 
 

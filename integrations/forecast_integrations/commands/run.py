@@ -122,8 +122,8 @@ def _recorder(options: argparse.Namespace) -> ProgramRecorder | None:
 
 def _check_places(options: argparse.Namespace) -> None:
     """Raises `UsageError` for a place that takes nothing: the program would run, and its measurements be lost."""
-    if options.store is not None and (misplaced := misplaced_file(parse_user_directory(options.store))):
-        raise UsageError(f"--store {options.store}: that is {misplaced}; name a folder")
+    if options.store is not None and (mistake := misplaced_file(parse_user_directory(options.store))):
+        raise UsageError(f"--store {options.store}: that is {mistake}; name a folder")
 
 
 def _check_model(settings: Settings) -> None:
@@ -178,9 +178,9 @@ def _print_summary(tally: RunSummary, stdout: IO[str] | None, owner: int) -> Non
 def _divert_stdout() -> IO[str]:
     """Give the program stderr as its stdout; returns the real one."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    real_stdout = os.dup(1)
     os.dup2(2, 1)
-    return os.fdopen(kept, "w", encoding="utf-8")
+    return os.fdopen(real_stdout, "w", encoding="utf-8")
 
 
 def _program(
@@ -275,13 +275,13 @@ def _as_python_would(execute: Callable[[], None]) -> int:
 
 
 def _without_own_frames(error: BaseException) -> TracebackType | None:
-    ours = {
+    own_files = {
         __file__,
         "<frozen runpy>",
         "<frozen importlib._bootstrap>",
         "<frozen importlib._bootstrap_external>",
     }
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename in own_files:
         trace = trace.tb_next
     return trace

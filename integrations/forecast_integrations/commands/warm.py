@@ -110,56 +110,56 @@ def warm(options: argparse.Namespace, output: Output) -> int:
         with contextlib.suppress(KeyError):  # a name of no device at all has no misses either
             elsewhere = target_device(options.device)
             misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, None)]
-    listed = [WarmedMiss(m) for m in misses]
+    entries = [WarmedMiss(m) for m in misses]
     if elsewhere is not None:
-        for entry in listed:
+        for entry in entries:
             with _troubles(entry):
                 entry.launches = launches_on(entry.miss, elsewhere)
     if options.shapes:
-        met = {m.problem.id for m in misses}
+        miss_ids = {m.problem.id for m in misses}
         calls = [*misses, *stored_calls(store, options.kernel, options.device)]
-        sized = sized_misses(calls, options.shapes)
-        listed += [entry for entry in sized if entry.trouble or entry.miss.problem.id not in met]
-    per_candidate_s = seconds_per_candidate(store) if listed else 0.0
-    for entry in listed:
+        more = sized_misses(calls, options.shapes)
+        entries += [entry for entry in more if entry.trouble or entry.miss.problem.id not in miss_ids]
+    per_candidate_s = seconds_per_candidate(store) if entries else 0.0
+    for entry in entries:
         if entry.sizes and not entry.trouble:
-            known = store.decision(entry.miss.problem)
-            entry.is_known = known is not None and (certify is None or known.stated_risk <= certify)
+            decision = store.decision(entry.miss.problem)
+            entry.is_known = decision is not None and (certify is None or decision.stated_risk <= certify)
         if not (entry.is_known or entry.trouble):
             entry.expected_s = per_candidate_s * entry.miss.candidates
-    if not options.plan and any(not entry.trouble for entry in listed):
+    if not options.plan and any(not entry.trouble for entry in entries):
         require_packages("warm", "torch", "triton")
-        tune_misses(listed, store, output)
-        source.misses.remove(e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
-    failed = [entry for entry in listed if entry.trouble]
+        tune_misses(entries, store, output)
+        source.misses.remove(e.miss.problem.id for e in entries if e.decision is not None and not e.sizes)
+    failures = [entry for entry in entries if entry.trouble]
     binaries = binaries_of(source, options.kernel)
-    compiled = [] if options.plan else compile_binaries(binaries, store, output)
+    results = [] if options.plan else compile_binaries(binaries, store, output)
     data = {
-        "compilations": [one.to_json() for one in compiled or binaries],
+        "compilations": [b.to_json() for b in results or binaries],
         "store": str(store.root),
-        "misses": [entry.to_json() for entry in listed],
-        "expected_s": round(sum(entry.expected_s for entry in listed), 3),
-        "tuned": sum(entry.decision is not None for entry in listed),
-        "known": sum(entry.is_known for entry in listed),
-        "failed": len(failed),
+        "misses": [entry.to_json() for entry in entries],
+        "expected_s": round(sum(entry.expected_s for entry in entries), 3),
+        "tuned": sum(entry.decision is not None for entry in entries),
+        "known": sum(entry.is_known for entry in entries),
+        "failed": len(failures),
     }
     if certify is not None:
-        data["certified"] = _certificate([e.decision for e in listed if e.decision is not None], certify)
-    lines = _lines(listed, options.plan, data) if listed or not binaries else []
-    output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
+        data["certified"] = _certificate([e.decision for e in entries if e.decision is not None], certify)
+    lines = _lines(entries, options.plan, data) if entries or not binaries else []
+    output.emit(data, *lines, *_compilation_lines(binaries, results, options.plan))
     # One that can never be compiled again was named; the program compiles it, as it always did.
-    return 1 if failed or any(one.fails for one in compiled) else 0
+    return 1 if failures or any(b.fails for b in results) else 0
 
 
 def _certificate(decisions: Sequence[Decision], risk: float) -> dict[str, float]:
-    """How many decisions state no more than a risk, with and without a clock, and what measuring took."""
-    timed = [d for d in decisions if d.measured]
+    """Count the decisions that state no more than a risk, with and without a clock, and the seconds of measuring."""
+    with_clock = [d for d in decisions if d.measured]
     return {
         "risk": risk,
         "untimed": sum(d.stated_risk <= risk and not d.measured for d in decisions),
-        "timed": sum(d.stated_risk <= risk for d in timed),
+        "timed": sum(d.stated_risk <= risk for d in with_clock),
         "above": sum(d.stated_risk > risk for d in decisions),
-        "seconds": round(sum(d.cost.wall_s for d in timed), 3),
+        "seconds": round(sum(d.cost.wall_s for d in with_clock), 3),
     }
 
 
@@ -180,41 +180,40 @@ def launches_on(miss: Miss, device: Device) -> dict[str, int]:
         values[a.name] = (
             torch.empty_strided(a.shape, a.stride, dtype=dtype, device="meta") if plain else rebuilt_value(a)
         )
-    named = nested_arguments(values)
+    arguments = nested_arguments(values)
     with null_device(device=device):
         tuner: Any = find_tuner(problem.kernel)
-        configs = configs_by_candidate(pruned_configs(tuner, named))
+        configs = configs_by_candidate(pruned_configs(tuner, arguments))
         grid: Any = recorded_grid(miss)
-        grids = launch_grids(configs, grid, named, tuner.fn)
+        grids = launch_grids(configs, grid, arguments, tuner.fn)
         assignments = {assignment_of(c): config.kwargs for c, config in configs.items()}
-        texts = trace_many(tuner.fn, [], named, assignments.values())
+        texts = trace_many(tuner.fn, [], arguments, assignments.values())
         ttir = {name: text for name, text in texts if isinstance(text, str)}
-    stated = default_surrogate().forecast(Query(problem, list(configs), grids, ttir=ttir)).p_fail
-    cannot, can = int((stated >= REFUSED).sum()), int((stated < _SURE_TO_LAUNCH).sum())
-    return {"can": can, "cannot": cannot, "unsure": len(stated) - cannot - can}
+    p_fail = default_surrogate().forecast(Query(problem, list(configs), grids, ttir=ttir)).p_fail
+    cannot, can = int((p_fail >= REFUSED).sum()), int((p_fail < _SURE_TO_LAUNCH).sum())
+    return {"can": can, "cannot": cannot, "unsure": len(p_fail) - cannot - can}
 
 
 def binaries_of(store: Store, kernel: str | None) -> list[PlannedCompilation]:
     """The recorded compilations, the longest first, and then the probable ones."""
-    bundled = (one for bundle in store.layers.bundles for one in bundle.compilations)
-    every = list({one.id: one for one in (*bundled, *store.compilations.all())}.values())
-    # What lay in Triton's cache, or was compiled for a tuner, took nobody's time that was recorded.
-    usual = statistics.median([one.seconds for one in every if one.seconds] or [UNKNOWN_S])
-    every = [replace(one, seconds=one.seconds or usual) for one in every]
-    known = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
-    recorded = [PlannedCompilation(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
-    recorded.sort(key=lambda one: -one.expected_s)
-    return recorded + probable_compilations(known)
+    bundled = (c for bundle in store.layers.bundles for c in bundle.compilations)
+    every = list({c.id: c for c in (*bundled, *store.compilations.all())}.values())
+    # Compilations found in Triton's cache, or made for a tuner, have no recorded seconds.
+    usual_s = statistics.median([c.seconds for c in every if c.seconds] or [UNKNOWN_S])
+    chosen = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
+    binaries = [PlannedCompilation(c, expected_s=c.seconds or usual_s, trouble=c.trouble) for c in chosen]
+    binaries.sort(key=lambda c: -c.expected_s)
+    return binaries + probable_compilations([replace(c, seconds=c.seconds or usual_s) for c in chosen])
 
 
 def compile_binaries(
-    listed: Sequence[PlannedCompilation], store: Store, output: Output
+    binaries: Sequence[PlannedCompilation], store: Store, output: Output
 ) -> list[PlannedCompilation]:
-    """Compile them into Triton's cache, on all cores. Two processes that fill one cache do so one after the other.
+    """Compile into Triton's cache, on all cores. Two processes that fill one cache do so one after the other.
 
-    Records that newer ones of their kernels stand for are forgotten.
+    Records that newer ones of their kernels replace are removed.
     """
-    if not listed:
+    if not binaries:
         return []
     require_packages("warm", "torch", "triton")
     from forecast_integrations.triton.compile.ahead import compile_ahead
@@ -227,18 +226,18 @@ def compile_binaries(
     with contextlib.suppress(OSError):  # else Triton will say what is wrong with its cache
         cache.mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache / "forecast-autotune.lock")
-    with lock, output.progress("compiling") as done:
+    with lock, output.progress("compiling") as note:
         compile_ahead(
-            listed,
+            binaries,
             Settings.from_environment().worker_count(),
-            lambda count, one: done(count, len(listed), one.compilation.name),
+            lambda count, b: note(count, len(binaries), b.compilation.name),
         )
-    current = {one.compilation.name for one in listed if not one.trouble}
-    old = [one for one in listed if one.outdated and one.compilation.name in current]
+    current = {b.compilation.name for b in binaries if not b.trouble}
+    old = [b for b in binaries if b.outdated and b.compilation.name in current]
     if old:
         with contextlib.suppress(StoreError):  # a store that is only read keeps them
-            store.compilations.remove(one.compilation.id for one in old)
-    return [one for one in listed if one not in old]
+            store.compilations.remove(b.compilation.id for b in old)
+    return [b for b in binaries if b not in old]
 
 
 def _find_modules_here() -> None:
@@ -248,39 +247,35 @@ def _find_modules_here() -> None:
 
 
 def _compilation_lines(
-    binaries: Sequence[PlannedCompilation], compiled: Sequence[PlannedCompilation], plan: bool
+    binaries: Sequence[PlannedCompilation], results: Sequence[PlannedCompilation], plan: bool
 ) -> list[str]:
     if not binaries:
         return []
-    lines, forecast = list[str](), sum(one.forecast for one in binaries)
-    good = [one for one in (binaries if plan else compiled) if not one.trouble]
+    lines, forecast = list[str](), sum(b.forecast for b in binaries)
+    good = [b for b in (binaries if plan else results) if not b.trouble]
     if plan:
-        for one in binaries:
-            chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
-            outlook = (
-                f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s"
-            )
-            lines.append(f"{one.compilation.name} ({one.compilation.shown_states}): {outlook}")
-        seconds = sum(one.expected_s for one in good)
-        needed = sum(one.expected_s * one.probability for one in good)
+        for b in binaries:
+            chance = f"probability {b.probability:.2f}" if b.forecast else "recorded"
+            outlook = f"not compiled, {b.trouble}" if b.trouble else f"{chance}, about {b.expected_s:.2f} s"
+            lines.append(f"{b.compilation.name} ({b.compilation.shown_states}): {outlook}")
+        seconds = sum(b.expected_s for b in good)
+        used_s = sum(b.expected_s * b.probability for b in good)
         total = (
             f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler"
         )
-        return [*lines, f"{total}, of which programs would spend {needed:.1f} s"]
-    named = ((one.trouble, one.compilation.name) for one in compiled if one.trouble and not one.forecast)
-    kernels = sorted(Counter(named).items())
+        return [*lines, f"{total}, of which programs would spend {used_s:.1f} s"]
+    failures = ((b.trouble, b.compilation.name) for b in results if b.trouble and not b.forecast)
+    kernels = sorted(Counter(failures).items())
     for trouble, group in itertools.groupby(kernels, key=lambda item: item[0][0]):
-        shown = ", ".join(f"{count} of {name}" for (_, name), count in group)
-        lines.append(f"not compiled: {shown}: {trouble}")
-    fresh = [one for one in good if not one.cached]
-    took = f"{len(fresh)} compiled, {sum(one.seconds for one in fresh):.1f} s of the compiler"
-    total = (
-        f"{len(good)} binaries of {len(compiled)} are in Triton's cache, {forecast} of all forecast: {took}"
-    )
+        counts = ", ".join(f"{count} of {name}" for (_, name), count in group)
+        lines.append(f"not compiled: {counts}: {trouble}")
+    fresh = [b for b in good if not b.cached]
+    compiler = f"{len(fresh)} compiled, {sum(b.seconds for b in fresh):.1f} s of the compiler"
+    total = f"{len(good)} binaries of {len(results)} are in Triton's cache, {forecast} of all forecast: {compiler}"
     return [*lines, total]
 
 
-def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> None:
+def tune_misses(entries: Sequence[WarmedMiss], store: Store, output: Output) -> None:
     """Call every kernel again, in tune mode and with this store; the result is set in the entries.
 
     Every `triton.autotune` of this process is served from here on. Raises `CommandError` without a device.
@@ -298,24 +293,24 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     os.environ["FORECAST_AUTOTUNE_MODE"] = str(Mode.TUNE)
     os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.root)
     _find_modules_here()
-    heard: list[Decision] = []
+    decisions: list[Decision] = []
 
-    def hear(name: str, decision: Decision) -> None:
-        heard.append(decision)
+    def note(name: str, decision: Decision) -> None:
+        decisions.append(decision)
 
-    LISTENERS.append(hear)
+    LISTENERS.append(note)
     try:
-        with output.progress("tuning") as done:
-            for count, entry in enumerate(listed, 1):
+        with output.progress("tuning") as progress:
+            for count, entry in enumerate(entries, 1):
                 if not entry.trouble and not entry.is_known:
-                    heard.clear()
-                    _tune_entry(entry, here, store, heard)
-                done(count, len(listed), entry.miss.problem.kernel.name)
+                    decisions.clear()
+                    _tune_entry(entry, here, store, decisions)
+                progress(count, len(entries), entry.miss.problem.kernel.name)
     finally:
-        LISTENERS.remove(hear)
+        LISTENERS.remove(note)
 
 
-def _tune_entry(entry: WarmedMiss, here: str, store: Store, heard: Sequence[Decision]) -> None:
+def _tune_entry(entry: WarmedMiss, here: str, store: Store, decisions: Sequence[Decision]) -> None:
     """Tune a call and set its decision; a size that is bucketed with another one needed none."""
     if entry.miss.problem.device.slug != here:
         entry.trouble = f"it was met on {entry.miss.problem.device.name}, not on what is here"
@@ -323,7 +318,7 @@ def _tune_entry(entry: WarmedMiss, here: str, store: Store, heard: Sequence[Deci
         with _troubles(entry):
             call_again(entry.miss, entry.elements)
     if entry.sizes:
-        entry.decision = heard[-1] if heard and not entry.trouble else None
+        entry.decision = decisions[-1] if decisions and not entry.trouble else None
         entry.is_known = entry.decision is None and not entry.trouble
         return
     entry.decision = store.decision(entry.miss.problem)
@@ -335,7 +330,7 @@ def _tune_entry(entry: WarmedMiss, here: str, store: Store, heard: Sequence[Deci
 
 @contextlib.contextmanager
 def _troubles(entry: WarmedMiss) -> Iterator[None]:
-    """Why a call cannot be made again is the entry's trouble."""
+    """Set the entry's trouble where a call cannot be rebuilt."""
     try:
         yield
     except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
@@ -345,47 +340,47 @@ def _troubles(entry: WarmedMiss) -> Iterator[None]:
 def seconds_per_candidate(store: Store) -> float:
     """Wall seconds that tuning takes per candidate of a list, by the decisions of this store if there are any."""
     decisions = (decision for _, decision in store.decisions())
-    known = [d.cost.wall_s / d.candidates for d in decisions if d.cost.wall_s > 0 and d.candidates]
-    if known:
-        return statistics.median(known)
+    seconds = [d.cost.wall_s / d.candidates for d in decisions if d.cost.wall_s > 0 and d.candidates]
+    if seconds:
+        return statistics.median(seconds)
     workers = Settings.from_environment().worker_count()
     return _MEASURED_SHARE * (UNKNOWN_S / workers + _TIMING_S)
 
 
 def _is_wanted(miss: Miss, kernel: str | None, device: str | None) -> bool:
-    where = f"{miss.problem.device.slug} {miss.problem.device.name}".lower()
-    named = miss.problem.kernel.name.lower()
-    return (kernel is None or kernel.lower() in named) and (device is None or device.lower() in where)
+    device_text = f"{miss.problem.device.slug} {miss.problem.device.name}".lower()
+    name = miss.problem.kernel.name.lower()
+    return (kernel is None or kernel.lower() in name) and (device is None or device.lower() in device_text)
 
 
-def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> list[str]:
-    if not listed:
+def _lines(entries: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> list[str]:
+    if not entries:
         return ["no misses are recorded: run the program with FORECAST_AUTOTUNE_MODE=frozen or skip first"]
     lines = []
-    for entry in listed:
+    for entry in entries:
         sizes = [f"{name}={value}" for name, value in entry.sizes.items()]
-        shown = " ".join([entry.miss.problem.kernel.name, *(sizes or entry.miss.problem.key)])
+        text = " ".join([entry.miss.problem.kernel.name, *(sizes or entry.miss.problem.key)])
         if entry.is_known:
-            shown += ": needs no decision"
+            text += ": needs no decision"
         elif entry.trouble:
-            shown += f": not tuned, {entry.trouble}"
+            text += f": not tuned, {entry.trouble}"
         elif entry.decision is not None:
             decision = entry.decision
-            shown += f": {decision.chosen}, {decision.measured} measured, {decision.stated_risk:.1%} risk"
+            text += f": {decision.chosen}, {decision.measured} measured, {decision.stated_risk:.1%} risk"
         elif entry.launches:
             counts = ", ".join(f"{count} {name}" for name, count in entry.launches.items())
-            shown += f": {entry.miss.candidates} candidates, of which {counts} launch there"
+            text += f": {entry.miss.candidates} candidates, of which {counts} launch there"
         else:
-            shown += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
-        lines.append(shown)
+            text += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
+        lines.append(text)
     total = f"about {data['expected_s']:.1f} s" if plan else f"{data['tuned']} tuned, {data['failed']} not"
-    what = "calls" if any(entry.sizes for entry in listed) else "misses"
-    if (known := data.get("certified")) is not None and not plan:
+    what = "calls" if any(entry.sizes for entry in entries) else "misses"
+    if (report := data.get("certified")) is not None and not plan:
         total += (
-            f"; risk {known['risk']:.1%} or less: {known['untimed']} without a clock, {known['timed']} measured in "
-            f"{known['seconds']:.1f} s, {known['above']} above it"
+            f"; risk {report['risk']:.1%} or less: {report['untimed']} without a clock, {report['timed']} measured in "
+            f"{report['seconds']:.1f} s, {report['above']} above it"
         )
-    return [*lines, f"{len(listed)} {what}: {total}"]
+    return [*lines, f"{len(entries)} {what}: {total}"]
 
 
 MAX_SHAPES = 4096
@@ -412,16 +407,16 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
                 values_of_range = (2**i for i in range(first, high.bit_length()) if low <= 2**i <= high)
             else:
                 values_of_range = range(low, high + 1, int(step or 1))
-            listed = tuple(itertools.islice(values_of_range, MAX_SHAPES + 1))
+            sizes = tuple(itertools.islice(values_of_range, MAX_SHAPES + 1))
         else:
-            listed = tuple(sorted({int(v) for v in values.split(",")}))
-        if not listed or listed[0] < 1:
+            sizes = tuple(sorted({int(v) for v in values.split(",")}))
+        if not sizes or sizes[0] < 1:
             raise ValueError
     except ValueError:
         raise UsageError(
             f"{text!r:.80} are no shapes: write M=1..8192:pow2, M=16..256:16 or M=1,17,300, positive integers"
         ) from None
-    return name, listed
+    return name, sizes
 
 
 def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[WarmedMiss]:
@@ -431,34 +426,34 @@ def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[WarmedMis
     are none, and `CommandError` for too many and where no call has such arguments.
     """
     axes = dict(map(parse_shapes, shapes))
-    chosen = _largest_of_each_kind([c for c in calls if _has_sizes(c.problem, axes)], axes)
-    if not chosen:
+    largest = _largest_of_each_kind([c for c in calls if _has_sizes(c.problem, axes)], axes)
+    if not largest:
         raise CommandError(
             f"no recorded call has the integer argument{'s' if len(axes) > 1 else ''} {', '.join(axes)}: run the "
             "program once with FORECAST_AUTOTUNE_MODE=skip, and it is recorded"
         )
-    count = len(chosen) * math.prod(map(len, axes.values()))
+    count = len(largest) * math.prod(map(len, axes.values()))
     if count > MAX_SHAPES:
         raise CommandError(f"{count} calls are more than {MAX_SHAPES}: give fewer shapes, or --kernel")
-    sized = [
-        _sized(call, dict(zip(axes, values, strict=True)))
-        for call in chosen
+    entries = [
+        _resized_entry(call, dict(zip(axes, values, strict=True)))
+        for call in largest
         for values in itertools.product(*axes.values())
     ]
     # Calls that differ in what follows from these sizes become the same.
-    return list({(id(one) if one.trouble else one.miss.problem.id): one for one in sized}.values())
+    return list({(id(e) if e.trouble else e.miss.problem.id): e for e in entries}.values())
 
 
 def stored_calls(store: Store, kernel: str | None, device: str | None) -> list[Miss]:
     """The problems that the store holds, as calls that can be made again; those of importable modules."""
-    decided: dict[str, Decision] = {p.id: d for p, d in store.decisions(kernel, device)}
+    decisions: dict[str, Decision] = {p.id: d for p, d in store.decisions(kernel, device)}
     calls = []
     for table in store.tables(kernel, device):
         rows = table.by_candidate()
         if not rows or not table.problem.kernel.extra.get("module"):
             continue
         grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
-        decision = decided.get(table.problem.id)
+        decision = decisions.get(table.problem.id)
         count = len(rows) if decision is None else decision.candidates
         calls.append(Miss.of(table.problem, "tune", count, grids, ""))
     return calls
@@ -489,15 +484,15 @@ def _rest(argument: Argument) -> object:
     return None if argument.kind == "tensor" or is_stride(argument.name) else argument.value
 
 
-def _sized(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
+def _resized_entry(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
     problem, arguments = call.problem, call.problem.arguments
     key = list(problem.key)
     elements: dict[str, int] = {}
     try:
         for name, value in sizes.items():
             old = next(a.value for a in arguments if a.name == name)
-            arguments, needed = resize_arguments(arguments, name, value)
-            elements |= {n: max(m, elements.get(n, 0)) for n, m in needed.items()}
+            arguments, storage = resize_arguments(arguments, name, value)
+            elements |= {n: max(m, elements.get(n, 0)) for n, m in storage.items()}
             if str(old) in key:
                 key[key.index(str(old))] = str(value)
         if sizes == {a.name: a.value for a in problem.arguments if a.name in sizes}:
@@ -508,6 +503,6 @@ def _sized(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
             grids = infer_grids(call.grids, problem.arguments, arguments)
     except RebuildError as error:
         return WarmedMiss(call, sizes, str(error))
-    fixed = grids[0][1] if problem.grid is not None else None
-    other = resized_problem(problem, arguments, key, fixed)
-    return WarmedMiss(replace(call, problem=other, grids=() if fixed else grids), sizes, elements=elements)
+    grid = grids[0][1] if problem.grid is not None else None
+    problem = resized_problem(problem, arguments, key, grid)
+    return WarmedMiss(replace(call, problem=problem, grids=() if grid else grids), sizes, elements=elements)

@@ -37,21 +37,21 @@ def enable_flaggems(options: DecoratorOptions | None = None) -> None:
     this bridge knows it.
     """
     tuner_class = _tuner_class()
-    chosen = options or DecoratorOptions()
+    decorator_options = options or DecoratorOptions()
 
     def policy(
         self: Any, fn: Callable[[Any], list[float]], configs: Iterable[Any], args: Any, kwargs: Any
     ) -> tuple[Any, dict[Any, Any]]:
-        return _decide(self, list(configs), tuple(args), dict(kwargs), chosen)
+        return _decide(self, list(configs), tuple(args), dict(kwargs), decorator_options)
 
     default = tuner_class.get(_DEFAULT)
     if default not in _replaced:
         _replaced[default] = default.policy
     default.policy = policy
-    registered = type(
+    policy_class = type(
         "ForecastLibTuner", (tuner_class,), {"policy": policy, "__doc__": "Decides by forecast."}
     )
-    tuner_class.register(POLICY)(registered)
+    tuner_class.register(POLICY)(policy_class)
 
 
 def disable_flaggems() -> None:
@@ -77,8 +77,8 @@ def _decide(
     """One decision: the config, and the times of those that were measured, as FlagGems has them."""
     engine: TuningEngine = tuner.__dict__.setdefault("_forecast_engine", TuningEngine(options))
     stand_in = _stand_in(tuner, configs)
-    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    key = tuner.get_key({name: value for name, value in named.items() if name in tuner.arg_names})
+    arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    key = tuner.get_key({name: value for name, value in arguments.items() if name in tuner.arg_names})
     config = engine.resolve(stand_in, key, args, kwargs)
     timings = dict(getattr(stand_in, "configs_timings", {}) or {})
     _keep_times(tuner, key, timings)
@@ -103,9 +103,9 @@ def _stand_in(tuner: Any, configs: list[Any]) -> Any:
 def _keep_times(tuner: Any, key: Any, timings: dict[Any, Any]) -> None:
     """Put what was measured into FlagGems' own table. Never raises: a database that is locked costs no decision."""
     try:
-        kept = importlib.import_module("flag_gems.utils.libentry").libcache[tuner.benchmark_table_name, key]
+        table = importlib.import_module("flag_gems.utils.libentry").libcache[tuner.benchmark_table_name, key]
         for config, times in timings.items():
             if all(0.0 < t < float("inf") for t in times):
-                kept[config] = tuple(times)
+                table[config] = tuple(times)
     except Exception as error:
         warnings.warn(f"FlagGems' table of times was not written ({error!r:.200})", stacklevel=2)

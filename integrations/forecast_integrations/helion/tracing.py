@@ -55,12 +55,12 @@ def generated_launch(
     The host code allocates what it returns, as a real call does, unless `around_host_code` sees to it. Raises
     `FeatureError` where there is no code for the config, it launches more than one kernel, or that kernel has no TTIR.
     """
-    seen: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int, int, Mapping[str, Any]]] = []
+    launches: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int, int, Mapping[str, Any]]] = []
 
     def record(
-        function: Any, grid: tuple[int, ...], *given: Any, num_warps: int, num_stages: int, **options: Any
+        function: Any, grid: tuple[int, ...], *values: Any, num_warps: int, num_stages: int, **options: Any
     ) -> None:
-        seen.append((function, tuple(grid), given, num_warps, num_stages, options))
+        launches.append((function, tuple(grid), values, num_warps, num_stages, options))
 
     try:
         host_code = kernel.compile_config(config, allow_print=False)
@@ -68,13 +68,13 @@ def generated_launch(
             host_code(*args, _launcher=record)
     except Exception as error:  # Helion refuses configs in many ways, while it generates code and in the code
         raise FeatureError(f"no code: {type(error).__name__}: {error}; under {config}"[:300]) from error
-    if len(seen) != 1:
-        raise FeatureError(f"{len(seen)} launches under {config}: one can be traced")
-    function, grid, given, warps, stages, options = seen[0]
+    if len(launches) != 1:
+        raise FeatureError(f"{len(launches)} launches under {config}: one can be traced")
+    function, grid, values, warps, stages, options = launches[0]
     constants = {name: value for name, value in options.items() if name in function.arg_names}
-    text = trace(function, given, constants, {})
-    named = {**dict(zip(function.arg_names, given, strict=False)), **constants}
-    arguments = tuple(call_arguments(function, named))
+    text = trace(function, values, constants, {})
+    arguments_by_name = {**dict(zip(function.arg_names, values, strict=False)), **constants}
+    arguments = tuple(call_arguments(function, arguments_by_name))
     return GeneratedLaunch(grid, warps, stages, arguments, text, cached_facts(text, arguments, grid))
 
 
@@ -83,10 +83,10 @@ def to_config(config: Any, warps: int = 4, stages: int = 1) -> Config:
 
     `warps` and `stages` stand for what the config leaves open.
     """
-    given = dict(config.config)
-    launch = {"num_warps": given.pop("num_warps", None), "num_stages": given.pop("num_stages", None)}
+    fields = dict(config.config)
+    launch = {"num_warps": fields.pop("num_warps", None), "num_stages": fields.pop("num_stages", None)}
     return Config.of(
-        dict(flat_parameters(given)),
+        dict(flat_parameters(fields)),
         num_warps=int(launch["num_warps"] or warps),
         num_stages=int(launch["num_stages"] or stages),
     )
@@ -102,15 +102,15 @@ def generated_launches(
     launches: dict[int, GeneratedLaunch | None] = {}
     count = min(workers, len(configs) // 2)
     if len(configs) >= _LEAST and count > 1 and can_fork():
-        numbered = list(enumerate(configs))
-        shares = [numbered[i::count] for i in range(count)]
+        pairs = list(enumerate(configs))
+        shares = [pairs[i::count] for i in range(count)]
         timeout_s = _TIMEOUT_S + _TIMEOUT_PER_CONFIG_S * len(shares[0])
         try:
             answer = without_device(_Tracer(kernel, args, _KnownDevice.current()).answer)
         except RuntimeError:  # no driver here: a child could not know the target
             shares = []
         for reply in answers_of_children(answer, shares, timeout_s) if shares else ():
-            launches.update((int(number), _decoded(launch)) for number, launch in reply or ())
+            launches.update((int(number), _decode(launch)) for number, launch in reply or ())
     return [launches[i] if i in launches else _launch_or_none(kernel, args, c) for i, c in enumerate(configs)]
 
 
@@ -136,7 +136,7 @@ class _Tracer:
         for number, config in share:
             try:
                 launch = generated_launch(self.kernel, self.args, config, _WithoutMemory)
-                answers.append([number, _encoded(launch)])
+                answers.append([number, _encode(launch)])
             except FeatureError as error:
                 if "cuda" not in str(error).lower():
                     answers.append([number, None])
@@ -179,28 +179,28 @@ class _WithoutMemory(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = dict(kwargs or {})
-        makes = "device" in {one.name for one in func._schema.arguments}
+        keywords = dict(kwargs or {})
+        makes = "device" in {argument.name for argument in func._schema.arguments}
         like = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.device("cpu")
-        if makes and (named.get("device") or like).type != "cpu":
-            named["device"] = torch.device("meta")
-            named.pop("pin_memory", None)
-        return func(*args, **named)
+        if makes and (keywords.get("device") or like).type != "cpu":
+            keywords["device"] = torch.device("meta")
+            keywords.pop("pin_memory", None)
+        return func(*args, **keywords)
 
 
-def _encoded(launch: GeneratedLaunch) -> dict[str, Any]:
+def _encode(launch: GeneratedLaunch) -> dict[str, Any]:
     text = CompressedText.of(launch.ttir)
     return {
         "grid": list(launch.grid),
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
-        "arguments": [one.to_json() for one in launch.arguments],
+        "arguments": [a.to_json() for a in launch.arguments],
         "ttir": [text.data, text.characters],
         "facts": encode_facts(launch.ttir, launch.arguments, [launch.grid]),
     }
 
 
-def _decoded(reply: dict[str, Any] | None) -> GeneratedLaunch | None:
+def _decode(reply: dict[str, Any] | None) -> GeneratedLaunch | None:
     if reply is None:
         return None
     (facts,) = decode_facts(reply["facts"]).values()

@@ -84,7 +84,7 @@ class TorchCompileHandle:
 
     @property
     def descending(self) -> int:
-        """How many generated kernels have configs that are yet to be timed, at later launches of theirs."""
+        """The number of generated kernels with configs that later launches will time."""
         return 0 if _SERVICE.context is None else len(_SERVICE.context.descending)
 
     def __enter__(self) -> TorchCompileHandle:

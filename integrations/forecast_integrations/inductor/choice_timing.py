@@ -31,9 +31,9 @@ ChoiceTimings: TypeAlias = "dict[ChoiceCaller, float]"
 MAY_BE_SHORT_MS = 0.15
 """Up to here Inductor's own time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
 INDUCTOR_CLOCK = "inductor"
-"""Timing protocol of what Inductor's own benchmarker said, with its own number of repetitions."""
+"""Timing protocol of Inductor's own benchmarker, with its own number of repetitions."""
 _CLOCK_ATTRIBUTE = "forecast_autotune_clock"
-"""Attribute of a choice: its latest `CallTime`, where Inductor was told that."""
+"""Attribute of a choice: its latest `CallTime`, where Inductor got that."""
 CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that Inductor itself times as CUDA graphs."""
 
@@ -50,9 +50,9 @@ def times_calls(session: TuningSession, problem: Problem) -> bool:
 
 
 def replaces_times(session: TuningSession) -> bool:
-    """Whether Inductor is told other times than its own at all.
+    """Whether Inductor gets other times than its own.
 
-    Not while we only listen, nor where it times in another process: the library's kernels it times in this one even
+    Not while we only listen, nor where it times in another process: it times the library's kernels in this one even
     then, and two clocks would decide.
     """
     from torch._inductor import config
@@ -64,9 +64,9 @@ def replaces_times(session: TuningSession) -> bool:
 
 
 def is_of_clock(measurement: Measurement, *, device_clock: bool) -> bool:
-    """Whether a stored time was taken by the clock that is in force, so that others may be compared with it.
+    """Whether a stored time is of the clock in use, and comparable with its times.
 
-    Long ones are: both clocks tell them alike.
+    Long times are: both clocks agree on them.
     """
     if not measurement.ok or measurement.ms > MAY_BE_SHORT_MS:
         return True
@@ -74,7 +74,7 @@ def is_of_clock(measurement: Measurement, *, device_clock: bool) -> bool:
 
 
 def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
-    """How a choice's time was taken, if not by Inductor's benchmarker."""
+    """Return the clock of a choice's time, if it was not Inductor's benchmarker."""
     clock: CallTime | None = getattr(choice, _CLOCK_ATTRIBUTE, None)
     return clock if clock is not None and clock.ms == ms else None
 
@@ -89,9 +89,9 @@ class CallTiming:
         """Whether a call's time was left to Inductor, whose clock is another."""
 
     def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> Any:
-        """The time of a call in milliseconds; what `benchmark` tells where this is not to time it, or fails to.
+        """Return the time of a call in milliseconds; the result of `benchmark` for a call that is not timed here.
 
-        Raises what the call raises.
+        Raises the errors of the call.
         """
         if self._inside or not self._times_calls():
             return benchmark()
@@ -148,14 +148,14 @@ class ChoiceTiming(CallTiming):
         self._best_ms = math.inf
 
     def benchmark_choice(self, choice: ChoiceCaller, benchmark: Callable[[], float]) -> float:
-        """The time of one choice, which `benchmark` takes. Raises what that raises."""
+        """Return the time of one choice, which `benchmark` takes. Raises the errors of `benchmark`."""
         self._choice, self._latest = choice, None
         try:
             with self._clock.on_stream():
                 ms = benchmark()
         finally:
             latest, self._choice, self._latest = self._latest, None, None
-        # Whoever has altered it on its way is obeyed.
+        # A time that was altered on its way counts as altered.
         if latest is not None and latest.ms == ms:
             self._times[choice] = latest
         return ms
@@ -173,7 +173,7 @@ class ChoiceTiming(CallTiming):
         return result
 
     def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
-        """Keep with each choice how its time (ms, inf for failures) was taken; what a user should know of it, or ''."""
+        """Keep with each choice the clock of its time (ms, inf for failures); returns a note for the user, or ''."""
         note = ""
         for choice, ms in timings.items():
             vars(choice).pop(_CLOCK_ATTRIBUTE, None)
@@ -194,13 +194,13 @@ _SAMPLES, _TURNS = 20, 3
 _TURN_S, _TURNS_S = 0.025, 1.0
 """Seconds of one choice in one turn, and seconds after which no further turn begins."""
 _LONG_MS = 50.0
-"""A call that is longer is hardly ever left alone: what it waits for is a part of it."""
+"""A longer call is hardly ever undisturbed: its waits are a part of it."""
 DISTURBED = "other work disturbed all samples of a choice: nothing of it is kept"
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """How long a call takes on the processor; as a `CallTime`."""
+    """Time of a call on the processor; as a `CallTime`."""
 
     ms: float
     disturbed: bool
@@ -225,7 +225,7 @@ class HostClock:
         return nullcontext()
 
     def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> HostTime:
-        """How long a call takes that has run before."""
+        """Return the time of a call that has run before."""
         from resource import RUSAGE_SELF, getrusage
 
         until, clean_count, best = time.perf_counter() + _TURN_S, 0, HostTime(math.inf, True)
@@ -268,7 +268,7 @@ class ChoiceTurns(ChoiceTiming):
         return {**timings, **{c: t.ms for c, t in best.items()}}
 
     def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
-        """Keep with each choice how its time was taken; what a user should know of it, or ''."""
+        """Keep with each choice the clock of its time; returns a note for the user, or ''."""
         super().note_clocks(timings)
         return DISTURBED if self.disturbed else ""
 
@@ -315,7 +315,7 @@ class CallClock:
             yield
 
     def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> CallTime:
-        """How long a call takes that has run before."""
+        """Return the time of a call that has run before."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         with unset_fake_temporarily():

@@ -155,7 +155,7 @@ class LaunchShare:
         self._sum_s = 0.0
 
     def configs(self) -> int:
-        """How many configs may be timed now, beside the best so far."""
+        """Return the number of configs that may be timed now, beside the best so far."""
         now = self.clock()
         while self._shares and self._shares[0][0] <= now:
             self._sum_s -= self._shares.popleft()[1]

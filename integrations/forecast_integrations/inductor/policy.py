@@ -133,7 +133,7 @@ class FewRoundsPolicy(RiskBounded):
 
 
 def compile_workers() -> int:
-    """How many choices Inductor compiles at once."""
+    """Return the number of choices that Inductor compiles at once."""
     from torch._inductor import config
 
     return int(config.compile_threads or 1)

@@ -153,7 +153,7 @@ def missing_packages(spec: ModelSpec) -> list[str]:
 
 
 def package_remedy(spec: ModelSpec) -> str:
-    """How to get the packages that a model's kind needs."""
+    """Return the remedy for packages that a model's kind needs."""
     return _REMEDIES.get(spec.kind, "pip install 'forecast-autotune[llm]'")
 
 

@@ -111,7 +111,7 @@ class Tuner(Protocol):
     keys: Sequence[str]
     configs: Sequence[LaunchConfig]
     configs_top_k: object
-    """How many of them `perf_model` leaves: a number, or a fraction."""
+    """Number of configs that `perf_model` leaves, or their fraction."""
     cache: MutableMapping[Key, LaunchConfig]
     """Decisions by key."""
     best_config: LaunchConfig

@@ -104,16 +104,16 @@ def _timings(
     call: KernelCall, store: GuardedStore, problem: Problem, raw: Mapping[Candidate, Times]
 ) -> dict[LaunchConfig, Times]:
     """`configs_timings` as Triton has it: [median, 20 %, 80 %] in ms, inf for what did not run."""
-    measured = latest_labels(store.measurements(problem))
-    shown: dict[LaunchConfig, Times] = {}
+    labels = latest_labels(store.measurements(problem))
+    timings: dict[LaunchConfig, Times] = {}
     for candidate, config in call.configs.items():
-        m = measured.get(candidate)
+        m = labels.get(candidate)
         if candidate in raw:
-            shown[config] = raw[candidate]
+            timings[config] = raw[candidate]
         elif m is not None:
-            shown[config] = (
+            timings[config] = (
                 [m.median_ms, m.p20_ms or m.median_ms, m.p80_ms or m.median_ms]
                 if m.ok
                 else [float("inf")] * 3
             )
-    return shown
+    return timings

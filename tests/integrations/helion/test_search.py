@@ -377,7 +377,7 @@ def test_a_child_generates_code_for_a_device_that_it_must_not_use(device: Any) -
         return tracer.answer(list(enumerate(population(bound, share[0]))))
 
     (found,) = answers_of_children(without_device(answer), [[6]], 120.0)
-    launches = [tracing._decoded(launch) for _, launch in found]
+    launches = [tracing._decode(launch) for _, launch in found]
     assert len(launches) == 6, "nothing needs the device"
     assert any(launch is not None and "tt.func" in launch.ttir for launch in launches)
 

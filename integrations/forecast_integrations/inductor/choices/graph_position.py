@@ -1,4 +1,4 @@
-"""Where an operation stands in its graph: what follows it, and how much of the graph's work it is."""
+"""The position of an operation in its graph: the operations after it, and its share of the graph's work."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def _least_ms(node: torch.fx.Node, spec: DeviceSpec) -> float:
     else:  # the first factor is [.., m, k]; what is added comes before it
         factor = inputs[1] if _name(node) in ("addmm", "baddbmm") and len(inputs) > 2 else inputs[0]
         depth = (_sizes(factor) or (1,))[-1]
-    moved = sum(map(_bytes, [*inputs, node]))
-    return max(2.0 * results * depth / (spec.tensor_tflops * 1e9), moved / (spec.memory_gb_s * 1e6))
+    traffic = sum(map(_bytes, [*inputs, node]))
+    return max(2.0 * results * depth / (spec.tensor_tflops * 1e9), traffic / (spec.memory_gb_s * 1e6))
 
 
 def _sizes(node: Any) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def _kernel_digests(parts: list[Any]) -> Iterator[str]:
 
 
 def compiler_options() -> dict[str, str]:
-    """How C++ of a choice is compiled here, as far as it is not as torch comes: instruction set and settings."""
+    """Return the options of C++ compilation that are not torch's defaults: instruction set and settings."""
     import torch
     from torch._inductor import config, cpu_vec_isa
 

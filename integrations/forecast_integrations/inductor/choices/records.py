@@ -192,7 +192,7 @@ def candidate_of(choice: Choice) -> Candidate:
 
 
 def _extra_parameters(ktc: KernelTemplateChoice) -> dict[str, object]:
-    """What a template's code depends on besides its parameters: a fused epilogue, or a program's own function."""
+    """Return parameters of a template's code besides its own: a fused epilogue, or a program's own function."""
     own = _own_code(ktc.template) if is_extern(ktc) else {}
     # The rest are functions, which `epilogue_fn_hash` names, and workspaces, which follow from the parameters.
     extra = getattr(ktc, "extra_kwargs", {})

@@ -242,7 +242,7 @@ class _ExternForecasts:
     sd: Array
     p_fail: Array
     is_tried: npt.NDArray[np.bool_]
-    """Which have been tried."""
+    """The candidates that were tried, [n]."""
 
 
 def _forecast_externs(

@@ -144,13 +144,13 @@ def _matmul_facts(
     trips = rounds * steps * p.terms
     a, b, c = float(m * k), float(k * n), float(m * n)
     left, right = a * p.left.bits / 8.0, b * p.right.bits / 8.0
-    mixed = p.left.bits != p.right.bits
+    is_mixed = p.left.bits != p.right.bits
     in_loop = "main_loop_scaling" in template
-    cast = b if mixed and p.right.bits < p.left.bits else a if mixed else 0.0
+    cast = b if is_mixed and p.right.bits < p.left.bits else a if is_mixed else 0.0
     bias = c * p.bias_bits / 8.0
-    stored = c * p.out_bits / 8.0
-    loaded = trips * (left + right) + rounds * bias
-    moved = loaded + rounds * stored
+    stores = c * p.out_bits / 8.0
+    loads = trips * (left + right) + rounds * bias
+    traffic = loads + rounds * stores
 
     run_left = (
         _contiguous_run(p.left, k, m, k, p.k) if p.left.rows else _contiguous_run(p.left, m, k, p.m, p.m)
@@ -159,27 +159,27 @@ def _matmul_facts(
         _contiguous_run(p.right, n, k, p.n, p.n) if p.right.rows else _contiguous_run(p.right, k, n, k, p.k)
     )
     run_out = float(c) if n == p.n else float(n)
-    contiguous = trips * (left * run_left + right * run_right) + rounds * (bias * n + stored * run_out)
-    masked = rounds * (bias + stored) + (0.0 if descriptors or p.k % k == 0 else trips * (left + right))
+    contiguous = trips * (left * run_left + right * run_right) + rounds * (bias * n + stores * run_out)
+    masked_bytes = rounds * (bias + stores) + (0.0 if descriptors or p.k % k == 0 else trips * (left + right))
 
     elementwise = rounds * (c if p.out_bits != 32 else 0.0) + trips * cast
     elementwise += rounds * (c * (p.bias_bits != 32) + c if bias else 0.0)
     elementwise += trips * 2.0 * (a + b) if in_loop else 0.0
-    turned = a * (not p.left.rows) + b * (not p.right.rows) if descriptors else 0.0
+    transposes = a * (not p.left.rows) + b * (not p.right.rows) if descriptors else 0.0
     # Batched and summed products advance tiles of pointers, the others compute them anew in each step.
-    batched = not persistent and (p.batch > 1 or "bmm" in template)
-    carried = batched or p.terms > 1
-    live = _ACCUMULATOR * c + left + right + (4.0 * (a + b) if carried else 0.0)
+    is_batched = not persistent and (p.batch > 1 or "bmm" in template)
+    has_pointers = is_batched or p.terms > 1
+    live = _ACCUMULATOR * c + left + right + (4.0 * (a + b) if has_pointers else 0.0)
     # The narrower operand grows to the other's width, in place.
     live += cast * abs(p.left.bits - p.right.bits) / 8.0
-    fed = left + right
-    direct = 0.0 if in_loop else fed - (right if cast == b and mixed else left if mixed else 0.0)
-    dotted = max(p.left.bits, p.right.bits)
-    across = (a * (not p.left.rows) + b * p.right.rows) * dotted / 8.0
+    inputs = left + right
+    direct = 0.0 if in_loop else inputs - (right if cast == b and is_mixed else left if is_mixed else 0.0)
+    dot_bits = max(p.left.bits, p.right.bits)
+    across = (a * (not p.left.rows) + b * p.right.rows) * dot_bits / 8.0
     return ClosedFormFacts(
         TtirFacts(
-            load_bytes=loaded,
-            store_bytes=rounds * stored,
+            load_bytes=loads,
+            store_bytes=rounds * stores,
             load_ops=2.0 * trips + (rounds if bias else 0.0),
             store_ops=rounds,
             dot_flops=2.0 * m * n * k * trips,
@@ -187,10 +187,10 @@ def _matmul_facts(
             dot_input_bits=float(p.left.bits),
             dot_shapes=((m, n, k, 1.0),),
             elementwise=elementwise,
-            integer_ops=_integer_operations(p, blocks, trips, rounds, batched, descriptors),
-            conversions=trips * turned,
-            pipelined_bytes=fed,
-            pipelined_dot_bytes=0.0 if in_loop else fed,
+            integer_ops=_integer_operations(p, blocks, trips, rounds, is_batched, descriptors),
+            conversions=trips * transposes,
+            pipelined_bytes=inputs,
+            pipelined_dot_bytes=0.0 if in_loop else inputs,
             largest_tile=max(a, b, c),
             live_bytes=max(live, 2.0 * _ACCUMULATOR * c if bias else 0.0),
             accumulator_bytes=_ACCUMULATOR * c,
@@ -200,24 +200,24 @@ def _matmul_facts(
             loop_depth=2 if persistent else 1,
             serial_chain=2.0,
             load_chain=1.0,
-            mean_contiguous=contiguous / moved,
-            masked_share=masked / moved,
+            mean_contiguous=contiguous / traffic,
+            masked_share=masked_bytes / traffic,
             direct_bytes=direct,
-            indirect_bytes=fed - direct,
-            hoisted_bytes=fed - direct,
-            direct_once_bytes=fed,
-            least_direct_bytes=min(left, right) if direct == fed else direct,
+            indirect_bytes=inputs - direct,
+            hoisted_bytes=inputs - direct,
+            direct_once_bytes=inputs,
+            least_direct_bytes=min(left, right) if direct == inputs else direct,
             across_bytes=left * (not p.left.rows) * (direct != right)
             + right * p.right.rows * (direct != left)
             if direct
             else 0.0,
-            once_most_bytes=max(left, right, b * p.left.bits / 8.0 if cast == b and mixed else 0.0),
+            once_most_bytes=max(left, right, b * p.left.bits / 8.0 if cast == b and is_mixed else 0.0),
             loop_dots=1.0,
-            cast_bytes=b * p.left.bits / 8.0 if cast == b and mixed else 0.0,
-            crosswise_bytes=0.0 if in_loop or dotted == 16 else across,
+            cast_bytes=b * p.left.bits / 8.0 if cast == b and is_mixed else 0.0,
+            crosswise_bytes=0.0 if in_loop or dot_bits == 16 else across,
             load_levels=1.0,
             staged_loops=p.terms + persistent,
-            **({} if descriptors else coalesced_access_counts(loaded + rounds * stored)),
+            **({} if descriptors else coalesced_access_counts(loads + rounds * stores)),
         ),
         grid,
     )
@@ -228,7 +228,7 @@ def _integer_operations(
     blocks: tuple[int, int, int],
     trips: float,
     rounds: float,
-    batched: bool,
+    is_batched: bool,
     descriptors: bool,
 ) -> float:
     """Elements through integer, boolean and pointer arithmetic of one program."""
@@ -237,14 +237,14 @@ def _integer_operations(
     if descriptors:
         return rounds * (3.0 * c + 3.0 * m + 2.0 * n)
     masks = 0.0 if p.k % k == 0 else 2.0 * k
-    if batched or p.terms > 1:
-        edge = (5.0 if batched else 3.0) * c + 4.0 * m  # the store also checks the batch's bound
+    if is_batched or p.terms > 1:
+        edge = (5.0 if is_batched else 3.0) * c + 4.0 * m  # the store also checks the batch's bound
         edge += m + k if p.left.rows else 2.0 * k
         edge += 3.0 * n if p.right.rows else 4.0 * n - k
         return edge + 3.0 * (a + b) + trips * (a + b + masks)
-    scaled = (m if p.left.rows else k) + (k if p.right.rows else n)
+    scale_terms = (m if p.left.rows else k) + (k if p.right.rows else n)
     edge = 3.0 * c + 4.0 * m + 3.0 * n + (n if p.bias_bits else 0.0)
-    return rounds * edge + trips * (2.0 * (a + b) + 2.0 * k + masks + scaled)
+    return rounds * edge + trips * (2.0 * (a + b) + 2.0 * k + masks + scale_terms)
 
 
 def _convolution(
@@ -257,24 +257,24 @@ def _convolution(
     grid = (-(-pixels // m), -(-filters // n), groups)
     steps = float(math.prod(g.kernel) * -(-channels // k))
     a, b, c = float(m * k), float(k * n), float(m * n)
-    left, right, stored = a * g.bits / 8.0, b * g.bits / 8.0, c * g.out_bits / 8.0
-    moved = steps * (left + right) + stored
+    left, right, stores = a * g.bits / 8.0, b * g.bits / 8.0, c * g.out_bits / 8.0
+    traffic = steps * (left + right) + stores
     # Channels first: the pixels of a row are neighbours, but only until the row ends.
     run_left = float(min(k, channels) if g.channels_last else min(m, g.image[-1]))
     run_right = float(min(k, channels) if g.channels_last else 1)
     run_out = float(n if g.channels_last else min(m, g.image[-1]))
-    contiguous = steps * (left * run_left + right * run_right) + stored * run_out
-    strided = any(_block(parameters, f"STRIDE_{axis}") not in (None, 1) for axis in "DHW")
+    contiguous = steps * (left * run_left + right * run_right) + stores * run_out
+    has_strides = any(_block(parameters, f"STRIDE_{axis}") not in (None, 1) for axis in "DHW")
     if g.channels_last:
         integers, each = 5.0 * c + 3.0 * n, 5.0 * k + 14.0 * m
     else:
         integers, each = 4.0 * c + 4.0 * n, 7.0 * k + 13.0 * m
-    each += 3.0 * a + 2.0 * b + n + (2.0 * m if strided else 0.0)
+    each += 3.0 * a + 2.0 * b + n + (2.0 * m if has_strides else 0.0)
     integers += 7.0 * m + steps * each
     return ClosedFormFacts(
         TtirFacts(
             load_bytes=steps * (left + right),
-            store_bytes=stored,
+            store_bytes=stores,
             load_ops=2.0 * steps,
             store_ops=1.0,
             dot_flops=2.0 * m * n * k * steps,
@@ -293,7 +293,7 @@ def _convolution(
             loop_depth=1,
             serial_chain=2.0,
             load_chain=1.0,
-            mean_contiguous=contiguous / moved,
+            mean_contiguous=contiguous / traffic,
             masked_share=1.0,
             direct_bytes=left + right,
             direct_once_bytes=left + right,
@@ -303,7 +303,7 @@ def _convolution(
             loop_dots=1.0,
             load_levels=1.0,
             staged_loops=1,
-            **coalesced_access_counts(steps * (left + right) + stored),
+            **coalesced_access_counts(steps * (left + right) + stores),
         ),
         grid,
     )
@@ -337,11 +337,11 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
     width, value = 1 << (g.width - 1).bit_length(), 1 << (g.value_width - 1).bit_length()
     scores, output = float(m * n), float(m * value)
     query, key, values = m * width * size, n * width * size, n * value * size
-    stored = output * size
+    stores = output * size
     # Two loads of block numbers per step, and one each of the first block and their count.
-    loaded = query + steps * (key + values + 8.0) + 8.0
+    loads = query + steps * (key + values + 8.0) + 8.0
     runs = [float(rows * wide if g.dense else wide) for rows, wide in ((m, width), (n, width), (n, value))]
-    contiguous = query * runs[0] + steps * (key * runs[1] + values * runs[2]) + stored * m * value
+    contiguous = query * runs[0] + steps * (key * runs[1] + values * runs[2]) + stores * m * value
     first = 2.0 * m * n * width
     second = 2.0 * m * n * value
     if (n, width) == (value, n):
@@ -351,8 +351,8 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
         shapes = tuple(sorted(both, key=lambda shape: (-shape[3], shape[:3])))
     accumulators = _ACCUMULATOR * (output + 2.0 * m)
     return TtirFacts(
-        load_bytes=loaded,
-        store_bytes=stored,
+        load_bytes=loads,
+        store_bytes=stores,
         load_ops=4.0 * steps + 3.0,
         store_ops=1.0,
         dot_flops=steps * (first + second),
@@ -377,8 +377,8 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
         loop_depth=1,
         serial_chain=4.0,
         load_chain=1.0,
-        mean_contiguous=contiguous / (loaded + stored),
-        masked_share=(stored + 4.0 * steps) / (loaded + stored),
+        mean_contiguous=contiguous / (loads + stores),
+        masked_share=(stores + 4.0 * steps) / (loads + stores),
         direct_bytes=key + values,
         direct_once_bytes=max(key, values),
         least_direct_bytes=min(key, values),
@@ -393,7 +393,7 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
         load_levels=1.0,
         reduced_bytes=4.0 * m,
         staged_loops=1,
-        **coalesced_access_counts(loaded + stored),
+        **coalesced_access_counts(loads + stores),
     )
 
 

@@ -1,1 +1,1 @@
-"""Where torch's own code is hooked; each hook can be taken out again."""
+"""Hooks in torch's own code; each can be removed again."""

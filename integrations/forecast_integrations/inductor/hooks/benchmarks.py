@@ -101,9 +101,9 @@ def _benchmark_choice(original: AnyFunction, context: HookContext) -> AnyFunctio
     def benchmark_choice(
         cls: type[AlgorithmSelectorCache], choice: ChoiceCaller, *args: object, **kwargs: object
     ) -> float:
-        taken = partial(original, cls, choice, *args, **kwargs)
+        benchmark = partial(original, cls, choice, *args, **kwargs)
         calls = context.thread.call_timing
-        return calls.benchmark_choice(choice, taken) if isinstance(calls, ChoiceTiming) else taken()
+        return calls.benchmark_choice(choice, benchmark) if isinstance(calls, ChoiceTiming) else benchmark()
 
     return benchmark_choice
 
@@ -143,12 +143,12 @@ def _benchmark_calls(original: AnyFunction, context: HookContext, module: Module
     lock = getattr(module, "maybe_gpu_benchmark_lock", nullcontext)  # torch 2.11 has none
 
     def benchmark_calls(self: object, _callable: AnyFunction, *args: object, **kwargs: object) -> Any:
-        taken = partial(original, self, _callable, *args, **kwargs)
+        benchmark = partial(original, self, _callable, *args, **kwargs)
         calls = context.thread.call_timing
-        distorted = getattr(config.test_configs, "distort_benchmarking_result", "")
-        if calls is None or not is_torchs or distorted or kwargs.get("return_mode", "min") == "all":
-            return taken()
+        distortion = getattr(config.test_configs, "distort_benchmarking_result", "")
+        if calls is None or not is_torchs or distortion or kwargs.get("return_mode", "min") == "all":
+            return benchmark()
         with lock():
-            return calls.benchmark_call(_callable, taken)
+            return calls.benchmark_call(_callable, benchmark)
 
     return benchmark_calls

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ThreadState(threading.local):
-    """How far one thread has come. Every thread begins with an empty one."""
+    """The state of one thread. Every thread begins with an empty one."""
 
     def __init__(self) -> None:
         self.selections: list[SelectionCall] = []
@@ -130,8 +130,8 @@ class HookContext:
 
     @contextlib.contextmanager
     def feedback_entry(self, cache: Any) -> Iterator[None]:
-        """Our entry in Inductor's list of functions that are told of times, while it takes some: else the list is the
-        user's, who may count and clear it."""
+        """Put our entry into Inductor's list of feedback savers while it times; else the list is the user's, who may
+        count and clear it."""
         entry, functions = self.feedback, cache.feedback_saver_fns
         with self._lock:
             self._listeners += 1

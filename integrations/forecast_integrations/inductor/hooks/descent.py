@@ -227,8 +227,8 @@ def _in_turns(
     finally:
         thread.call_timing = outer
     if len(calls) > 1:
-        listed = times_in_turns(list(calls.values()), one_stream=True)
-        times |= zip(calls, map(statistics.median, listed), strict=True)
+        samples = times_in_turns(list(calls.values()), one_stream=True)
+        times |= zip(calls, map(statistics.median, samples), strict=True)
     else:
         times |= dict.fromkeys(calls, 0.0)  # nothing else can be launched
     return times

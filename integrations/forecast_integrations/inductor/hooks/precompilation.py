@@ -107,17 +107,17 @@ def _in_time(
 
     Raises TimeoutError after so many seconds.
     """
-    ends, left = time.perf_counter() + timeout, set(futures)
-    while left:
-        done, left = wait(left, _LOOK_S, FIRST_COMPLETED)
-        yield from done
-        if left and time.perf_counter() > ends:
-            raise TimeoutError(f"{len(left)} of {len(futures)} choices did not compile in {timeout:g} s")
+    ends, pending = time.perf_counter() + timeout, set(futures)
+    while pending:
+        ended, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
+        yield from ended
+        if pending and time.perf_counter() > ends:
+            raise TimeoutError(f"{len(pending)} of {len(futures)} choices did not compile in {timeout:g} s")
         usual_s = times.usual_s(futures)
-        for future in tuple(left):
+        for future in tuple(pending):
             choice = futures[future]
             if (search := _search_of_late(choice, times.age_s(future), usual_s)) is not None:
-                left.remove(future)
+                pending.remove(future)
                 choice.mark_failed()  # Inductor goes on with those that are not
                 search.set_aside(candidate_of(choice))
 

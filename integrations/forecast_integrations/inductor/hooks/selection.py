@@ -1,4 +1,4 @@
-"""Where Inductor is hooked. Each hook is thin, obeys the session in force, and never breaks a compilation."""
+"""Hooks of Inductor's selection. Each is thin, obeys the current session, and never breaks a compilation."""
 
 from __future__ import annotations
 

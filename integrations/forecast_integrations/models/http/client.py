@@ -70,7 +70,7 @@ class RequestRejected(LLMError):
         super().__init__(text)
         self.status = status
         self.fields = fields
-        """Which of `FIELDS` it named."""
+        """Those of `FIELDS` that it named."""
 
 
 class ServerClient:
@@ -245,7 +245,7 @@ def _error_message(reply: HTTPResponse) -> str:
 
 
 def _named_fields(reply: HTTPResponse) -> frozenset[str]:
-    """Which of `FIELDS` an answer names."""
+    """Return those of `FIELDS` that an answer names."""
     words = _lower_body(reply)
     return frozenset(name for name in FIELDS if name in words)
 

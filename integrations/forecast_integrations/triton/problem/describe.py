@@ -489,7 +489,7 @@ def _heuristic_values_of(
 ) -> list[tuple[str, list[str]]]:
     """The values that each heuristic has for a call, under any of the first configs; none for one that raises.
 
-    Which config has which value does not count, so that a config more in a list is seldom another problem.
+    The values count as a set, so that one more config in a list seldom makes another problem.
     """
     results: dict[str, set[str]] = {}
     layers = heuristic_layers(fn)

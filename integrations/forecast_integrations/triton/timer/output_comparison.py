@@ -33,7 +33,7 @@ _MOST_MS = 20.0
 _CHUNK = 1 << 23
 """Elements that are compared at a time: their differences take memory of the program's."""
 _LEAST_TOLERANCE = 0.01
-"""Share of the largest value: smaller differences may be another order of sums, TF32 or fp16 in between. Of integers,
+"""Share of the largest value: smaller differences may be another order of sums, TF32 or fp16 in between. For integers,
 the share of elements that may differ by more than one."""
 _SCATTER = 8.0
 """Multiple of the differences within a group that an outlier exceeds."""
