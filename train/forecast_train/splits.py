@@ -60,8 +60,8 @@ class Fold:
 
 def nearest_relatives(problem: Problem, tables: Iterable[Table]) -> list[Relative]:
     """The tables of the same kernel function on the same device, as relatives, nearest first; ties by id."""
-    listed = sorted(tables, key=lambda t: t.problem.id)
-    return [Relative(t.problem, t.measurements) for t in tables_of_other_shapes(problem, listed)]
+    by_id = sorted(tables, key=lambda t: t.problem.id)
+    return [Relative(t.problem, t.measurements) for t in tables_of_other_shapes(problem, by_id)]
 
 
 def kernel_of(problem: Problem) -> str:
@@ -124,12 +124,12 @@ def make_folds(tables: Sequence[Table], leave_out: LeaveOut) -> list[Fold]:
         )
     folds = []
     for group, test in sorted(groups.items()):
-        taken = {i for t in test for i in kernel_identities(t.problem)}
-        others = [t for other, rows in groups.items() if other != group for t in rows]
+        identities = {i for t in test for i in kernel_identities(t.problem)}
+        other_tables = [t for key, rows in groups.items() if key != group for t in rows]
         # Another device may know the kernel: that is what is asked there.
         apart = leave_out != "device"
-        train = [t for t in others if not (apart and taken & kernel_identities(t.problem))]
-        folds.append(Fold(group, leave_out, tuple(test), tuple(train), len(others) - len(train)))
+        train = [t for t in other_tables if not (apart and identities & kernel_identities(t.problem))]
+        folds.append(Fold(group, leave_out, tuple(test), tuple(train), len(other_tables) - len(train)))
         check_leakage(folds[-1])
     return folds
 
@@ -176,8 +176,8 @@ def family_groups(tables: Iterable[Table], count: int) -> list[list[Table]]:
 
 def tables_without(tables: Iterable[Table], group: Iterable[Table]) -> list[Table]:
     """The tables that share no kernel with a group: those of the group neither."""
-    taken = {i for t in group for i in kernel_identities(t.problem)}
-    return [t for t in tables if not taken & kernel_identities(t.problem)]
+    identities = {i for t in group for i in kernel_identities(t.problem)}
+    return [t for t in tables if not identities & kernel_identities(t.problem)]
 
 
 def check_leakage(fold: Fold) -> None:
@@ -186,12 +186,12 @@ def check_leakage(fold: Fold) -> None:
     shape: the same problem. device: the same device. Else: a kernel of the same name or normalised source.
     """
     for name, of in _leakage_keys(fold.kind):
-        known = {i: t for t in fold.train for i in of(t.problem)}
+        tables_by_key = {i: t for t in fold.train for i in of(t.problem)}
         for table in fold.test:
-            for shared in sorted(of(table.problem) & known.keys()):
+            for key in sorted(of(table.problem) & tables_by_key.keys()):
                 raise LeakageError(
-                    f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {shared!r} is on both sides: "
-                    f"{_describe_table(table)} is tested, {_describe_table(known[shared])} was learnt "
+                    f"fold {fold.name!r} leaves out one {fold.kind}, but {name} {key!r} is on both sides: "
+                    f"{_describe_table(table)} is tested, {_describe_table(tables_by_key[key])} was learnt "
                     "from. Drop one of the two, or build folds with forecast_train.splits.make_folds"
                 )
 
@@ -269,8 +269,8 @@ def split_sides(
     names = dict(zip(_SIDES, (train, validation, test), strict=True))
     sides = {side: [t for name in names[side] for t in groups[name]] for side in _SIDES}
     # The side that is learnt from gives way, in each pair.
-    for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
-        sides[learnt] = tables_without(sides[learnt], sides[judged])
+    for side, other_side in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        sides[side] = tables_without(sides[side], sides[other_side])
     if empty := [side for side in _SIDES if not sides[side]]:
         raise SplitError(
             f"nothing is left for {', '.join(empty)}: {len(tables)} tables of {len(groups)} families "
@@ -281,9 +281,9 @@ def split_sides(
 
 def _last_groups(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) -> list[str]:
     """The last group and those before it, as long as they hold no more than `most` tables together."""
-    taken: list[str] = []
+    names: list[str] = []
     for name in reversed(order):
-        if taken and sum(len(groups[n]) for n in (*taken, name)) > most:
+        if names and sum(len(groups[n]) for n in (*names, name)) > most:
             break
-        taken.append(name)
-    return taken
+        names.append(name)
+    return names

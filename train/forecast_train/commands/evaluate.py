@@ -61,14 +61,14 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _methods(given: str | None) -> list[str]:
+def _methods(text: str | None) -> list[str]:
     from forecast_train.evaluation.methods import methods, methods_by_name
 
-    names = list(methods) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    names = list(methods) if text is None else [name.strip() for name in text.split(",") if name.strip()]
     try:
         return list(methods_by_name(names))
     except ValueError as error:
-        raise UsageError(f"--methods {given}: {error}") from error
+        raise UsageError(f"--methods {text}: {error}") from error
 
 
 def _language_model_fits(

@@ -67,7 +67,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
     out = Path(options.out)
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file; name a directory")
-    tables = _stored(options) if options.from_store else _tables_given(options)
+    tables = _store_tables(options) if options.from_store else _tables_given(options)
     recipe = ExampleSettings(moments=options.moments, most=options.most)
     hold_out = [name for name in (options.hold_out or "").split(",") if name]
     try:
@@ -81,18 +81,18 @@ def data(options: argparse.Namespace, output: Output) -> int:
         with output.progress("fitting what guesses") as progress:
             believe = cross_fit_sides(sides, progress=lambda n, of: progress(n, of, "families left out"))
     with output.progress("building") as progress:
-        done = 0
-        for side, some in sides.items():
+        count = 0
+        for side, side_tables in sides.items():
             # What is known of other shapes must come from the same side.
             def step(table: Table) -> None:
-                nonlocal done
-                done += 1
-                progress(done, len(tables), table.problem.kernel.name)
+                nonlocal count
+                count += 1
+                progress(count, len(tables), table.problem.kernel.name)
 
             examples[side] = build_examples(
-                some, recipe, believe=believe[side], seed=options.seed, progress=step
+                side_tables, recipe, believe=believe[side], seed=options.seed, progress=step
             )
-    rows = {side: write_examples(out / f"{side}.parquet", some) for side, some in examples.items()}
+    rows = {side: write_examples(out / f"{side}.parquet", part) for side, part in examples.items()}
     about = {"hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
     about |= {
         "guess": options.guess,
@@ -101,12 +101,12 @@ def data(options: argparse.Namespace, output: Output) -> int:
     }
     with open_named_output(out / "README.md") as stream:
         stream.write(dataset_card(examples, about).encode("utf-8", "replace"))
-    counted = dataset_summary(examples)
-    shown = ", ".join(
-        f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels ({tools_text(counted[side]['tools'])})"
+    summary = dataset_summary(examples)
+    text = ", ".join(
+        f"{side}: {n} rows of {len(summary[side]['kernels'])} kernels ({tools_text(summary[side]['tools'])})"
         for side, n in rows.items()
     )
-    output.emit({"path": str(out), "sides": counted}, shown_text(f"{shown}\nwritten: {out}", lines=True))
+    output.emit({"path": str(out), "sides": summary}, shown_text(f"{text}\nwritten: {out}", lines=True))
     return 0
 
 
@@ -155,7 +155,7 @@ def _tables_given(options: argparse.Namespace) -> list[Table]:
     return [t for name in options.tables for t in read_file(Path(name), options.device_name)]
 
 
-def _stored(options: argparse.Namespace) -> list[Table]:
+def _store_tables(options: argparse.Namespace) -> list[Table]:
     from forecast_autotune.commands.store_access import open_store
 
     return [t for t in open_store(options, to_read=True).tables(None, None) if len(t.by_candidate()) > 1]
@@ -164,16 +164,16 @@ def _stored(options: argparse.Namespace) -> list[Table]:
 def _settings(kind: Any, options: argparse.Namespace) -> Any:
     """The run of the file, with what was given on the command line in its place."""
     run = kind.load(Path(options.config))
-    given = {name: getattr(options, name) for name in ("model", "data", "out", "seed")}
-    return replace(run, **{name: value for name, value in given.items() if value is not None})
+    overrides = {name: getattr(options, name) for name in ("model", "data", "out", "seed")}
+    return replace(run, **{name: value for name, value in overrides.items() if value is not None})
 
 
-def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
+def _print_training_result(record: dict[str, Any], out: Path, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
     from forecast_train.splits import tools_text
 
-    results = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
-    tools = f"\n{tools_text(done['tools'])}" if "tools" in done else ""
-    shown = f"{done['steps']} steps: {out}{tools}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
-    output.emit(json.loads(json.dumps(results, default=str)), shown_text(shown, lines=True))
+    results = {"path": str(out), **{k: v for k, v in record.items() if k != "log"}}
+    tools = f"\n{tools_text(record['tools'])}" if "tools" in record else ""
+    text = f"{record['steps']} steps: {out}{tools}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
+    output.emit(json.loads(json.dumps(results, default=str)), shown_text(text, lines=True))
     return 0

@@ -25,7 +25,7 @@ from forecast_train.splits import Fold, kernel_of
 BUDGETS = {f"max{least}_{share:.0%}": (least, share) for least, share in ((3, 0.10), (5, 0.15), (8, 0.25))}
 """Measurements allowed, by name: at least so many, or this share of the candidates."""
 STATIC_BUDGETS = ("top1", "top3", *BUDGETS)
-"""How far down the first forecast's order the best is looked for."""
+"""Depths of the first forecast's order in which the best is looked for."""
 
 
 @dataclass(frozen=True)

@@ -60,18 +60,18 @@ def _forecasts_from(
     """
     mean, sd, p_fail = mean.astype(float), sd.astype(float), p_fail.astype(float)
     row = {c: i for i, c in enumerate(query.candidates)}
-    known = {row[m.candidate]: m for m in latest_labels(query.measured).values() if m.candidate in row}
-    times = {i: math.log2(m.ms) for i, m in known.items() if m.ok}
+    measured = {row[m.candidate]: m for m in latest_labels(query.measured).values() if m.candidate in row}
+    times = {i: math.log2(m.ms) for i, m in measured.items() if m.ok}
     if times:
         rows, truth = np.array(list(times)), np.array(list(times.values()))
         mean = mean + np.median(truth - mean[rows])
         mean[rows], sd[rows], level = truth, _NOISE_SD, 0.0
-    for i, m in known.items():
+    for i, m in measured.items():
         p_fail[i] = 0.0 if m.ok else 1.0
 
     def sample(rows: RowIndices, count: int, generator: np.random.Generator) -> Array:
-        shared = level * generator.standard_normal((count, 1))
-        return np.asarray(mean[rows] + shared + sd[rows] * generator.standard_normal((count, len(rows))))
+        offset = level * generator.standard_normal((count, 1))
+        return np.asarray(mean[rows] + offset + sd[rows] * generator.standard_normal((count, len(rows))))
 
     return Forecasts(list(query.candidates), mean, np.hypot(sd, level), p_fail, sample, reason)
 
@@ -141,17 +141,17 @@ class MedianConfigBaseline:
     version = "1"
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._others = _relatives_by_kernel(tables)
+        self._relatives = _relatives_by_kernel(tables)
 
     def forecast(self, query: Query) -> Forecasts:
         """Slowdowns over the fastest; a config that no problem has gets the mean of the known ones."""
-        seen: dict[Candidate, list[float]] = {}
-        for table in self._others(query.problem):
+        slowdowns: dict[Candidate, list[float]] = {}
+        for table in self._relatives(query.problem):
             times = _log_times(table.by_candidate())
             best = min(times.values(), default=0.0)
             for candidate, value in times.items():
-                seen.setdefault(candidate, []).append(value - best)
-        means = {c: float(np.mean(seen[c])) for c in query.candidates if c in seen}
+                slowdowns.setdefault(candidate, []).append(value - best)
+        means = {c: float(np.mean(slowdowns[c])) for c in query.candidates if c in slowdowns}
         return _copied_forecasts(query, means, {}, "the config's mean slowdown at other shapes")
 
 
@@ -162,11 +162,11 @@ class NearestProblemBaseline:
     version = "1"
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._others = _relatives_by_kernel(tables)
+        self._relatives = _relatives_by_kernel(tables)
 
     def forecast(self, query: Query) -> Forecasts:
         """Its ranking and its level; a config that it does not have gets the mean of the known ones."""
-        for relative in nearest_relatives(query.problem, self._others(query.problem)):
+        for relative in nearest_relatives(query.problem, self._relatives(query.problem)):
             rows = Table(relative.problem, list(relative.measurements)).by_candidate()
             times = {c: t for c, t in _log_times(rows).items() if c in set(query.candidates)}
             if times:

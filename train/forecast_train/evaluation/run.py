@@ -103,26 +103,26 @@ def evaluate(
     sizes = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in folds}
     result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), sizes, plain.tolerance, plain.risk)
     store = None if out is None else _RowStore(out / "rows" / mark)
-    kept = {method: _kept_name(method, fit) for method, fit in fits.items()}
+    stored_names = {method: _kept_name(method, fit) for method, fit in fits.items()}
     results: dict[tuple[str, str], list[EvaluationRow]] = {}
     units = []
     for fold in folds:
         for method, fit in fits.items():
-            missing = []
+            missing_seeds = []
             for seed in result.seeds:
-                rows = None if store is None else store.read(fold, kept[method], seed)
+                rows = None if store is None else store.read(fold, stored_names[method], seed)
                 results.setdefault((fold.name, method), []).extend(rows or [])
                 result.reused += len(rows or [])
-                missing += [seed] if rows is None else []
-            if missing:
-                units.append(_WorkUnit(fold, method, fit, tuple(missing), plain))
-    for done, (unit, rows) in enumerate(_run_units(units, jobs), 1):
+                missing_seeds += [seed] if rows is None else []
+            if missing_seeds:
+                units.append(_WorkUnit(fold, method, fit, tuple(missing_seeds), plain))
+    for count, (unit, rows) in enumerate(_run_units(units, jobs), 1):
         results[unit.fold.name, unit.method] += rows
         if store is not None:
             for seed in unit.seeds:
-                store.write(unit.fold, kept[unit.method], seed, [r for r in rows if r.seed == seed])
+                store.write(unit.fold, stored_names[unit.method], seed, [r for r in rows if r.seed == seed])
         if progress is not None:
-            progress(done, len(units), f"{unit.fold.name}: {unit.method}")
+            progress(count, len(units), f"{unit.fold.name}: {unit.method}")
     for rows in results.values():
         result.rows += sorted(rows, key=lambda r: (r.seed, r.label, r.problem))
     _check_one_version(result.rows, out)
@@ -149,10 +149,10 @@ def _check_one_version(rows: Sequence[EvaluationRow], out: Path | None) -> None:
     versions: dict[str, set[str]] = {}
     for row in rows:
         versions.setdefault(row.method, set()).add(row.surrogate)
-    for method, seen in versions.items():
-        if len(seen) > 1:
+    for method, surrogates in versions.items():
+        if len(surrogates) > 1:
             raise MixedResults(
-                f"method {method} has rows of {', '.join(sorted(seen))}: its version changed since {out} was "
+                f"method {method} has rows of {', '.join(sorted(surrogates))}: its version changed since {out} was "
                 "written. Give another --out, or delete that folder's rows"
             )
 
@@ -196,9 +196,9 @@ def _run_units(units: Sequence[_WorkUnit], jobs: int) -> Iterator[tuple[_WorkUni
     # Spawned, not forked: this process has threads (progress), and numerical libraries have theirs.
     with ProcessPoolExecutor(min(jobs, len(units)), multiprocessing.get_context("spawn")) as pool:
         try:
-            waiting = {pool.submit(unit.run): unit for unit in units}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
+            units_by_future = {pool.submit(unit.run): unit for unit in units}
+            for future in as_completed(units_by_future):
+                yield units_by_future[future], future.result()
         finally:
             # After an error or an interruption, what has not begun must not hold up the end.
             pool.shutdown(wait=True, cancel_futures=True)

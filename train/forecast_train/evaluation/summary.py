@@ -173,8 +173,8 @@ class Summary:
 
 
 def _interval_json(interval: BootstrapInterval) -> dict[str, Any]:
-    shown = {name: getattr(interval, name) for name in ("value", "low", "high")}
-    numbers = {name: round(v, 5) if math.isfinite(v) else None for name, v in shown.items()}
+    figures = {name: getattr(interval, name) for name in ("value", "low", "high")}
+    numbers = {name: round(v, 5) if math.isfinite(v) else None for name, v in figures.items()}
     return {**numbers, "n": interval.rows, "kernels": interval.clusters}
 
 
@@ -187,9 +187,9 @@ def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int 
     """
     names = evaluation.methods
     default = next((name for name in ("learned", "analytic") if name in names), names[-1])
-    chosen = subject or default
-    if chosen not in names:
-        raise ValueError(f"subject {chosen!r} was not evaluated: it must be one of {', '.join(names)}")
+    subject_name = subject or default
+    if subject_name not in names:
+        raise ValueError(f"subject {subject_name!r} was not evaluated: it must be one of {', '.join(names)}")
     rows = {name: [r for r in evaluation.rows if r.method == name] for name in names}
     figures = {name: _intervals(rows[name], draws) for name in names}
     reliability = {name: _reliability(rows[name]) for name in names}
@@ -197,15 +197,15 @@ def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int 
         UnbeatenBaseline(
             name,
             key,
-            figures[chosen][key],
+            figures[subject_name][key],
             figures[name][key],
-            _difference(key, rows[chosen], rows[name], draws),
+            _difference(key, rows[subject_name], rows[name], draws),
         )
         for name in names
         for key in HEADLINE_FIGURES
-        if name != chosen and not figures[name][key].above(figures[chosen][key])
+        if name != subject_name and not figures[name][key].above(figures[subject_name][key])
     ]
-    return Summary(evaluation, chosen, figures, reliability, unbeaten)
+    return Summary(evaluation, subject_name, figures, reliability, unbeaten)
 
 
 def _intervals(rows: Sequence[EvaluationRow], draws: int) -> dict[str, BootstrapInterval]:
@@ -226,13 +226,13 @@ def _difference(
     key: str, subject: Sequence[EvaluationRow], other: Sequence[EvaluationRow], draws: int
 ) -> BootstrapInterval:
     spec, kernels = _FIGURES[key], [r.kernel for r in subject]
-    theirs, mine = (np.array([spec.value(r) for r in rows], dtype=float) for rows in (other, subject))
-    return paired_bootstrap(spec.statistic, theirs, mine, kernels, draws=draws)
+    a, b = (np.array([spec.value(r) for r in rows], dtype=float) for rows in (other, subject))
+    return paired_bootstrap(spec.statistic, a, b, kernels, draws=draws)
 
 
 def _reliability(rows: Sequence[EvaluationRow]) -> list[metrics.ReliabilityBin]:
-    stated = np.array([r.default_risk for r in rows])
-    return metrics.reliability_of(metrics.bin_sums(stated, np.array([_slow(r) for r in rows]) > 0))
+    risks = np.array([r.default_risk for r in rows])
+    return metrics.reliability_of(metrics.bin_sums(risks, np.array([_slow(r) for r in rows]) > 0))
 
 
 def _budget_text(name: str) -> str:
@@ -264,15 +264,15 @@ _PLAIN_COLUMNS = ("static.spearman", "default.ece_risk")
 def shown(summary: Summary, *, width: int = 132) -> RenderableType:
     """Two tables and the list of what is not beaten; intervals where the terminal has `width` for them."""
     e = summary.evaluation
-    dropped = sum(f["dropped"] for f in e.folds.values())
+    count = sum(f["dropped"] for f in e.folds.values())
     pairs: list[tuple[str, str | Text]] = [
         ("problems", f"{len({r.problem for r in e.rows})} of {len({r.kernel for r in e.rows})} kernels"),
         ("left out", f"one {e.leave_out} at a time, {len(e.folds)} folds"),
         ("seeds", f"{len(e.seeds)}; 95 % intervals from resampling kernels"),
         ("tables", e.digest),
     ]
-    if dropped:
-        pairs.append(("dropped", f"{dropped} training tables in all, as they share a kernel with the tests"))
+    if count:
+        pairs.append(("dropped", f"{count} training tables in all, as they share a kernel with the tests"))
     if e.reused:
         pairs.append(("taken up", f"{e.reused} of {len(e.rows)} rows from an earlier run"))
     before, after = (
@@ -304,12 +304,12 @@ def _cell(key: str, interval: BootstrapInterval, *, wide: bool) -> Text:
 
 
 def _unbeaten_text(summary: Summary) -> RenderableType:
-    others = [name for name in summary.figures if name != summary.subject]
-    if not others:
+    baselines = [name for name in summary.figures if name != summary.subject]
+    if not baselines:
         return shown_text("Nothing to compare with: one method was evaluated.", style="dim")
     if not summary.unbeaten:
         return shown_text(
-            f"{summary.subject} beats {', '.join(others)} in all {len(HEADLINE_FIGURES)} headline figures."
+            f"{summary.subject} beats {', '.join(baselines)} in all {len(HEADLINE_FIGURES)} headline figures."
         )
     table = plain_table("not beaten", "figure", f">{summary.subject}", ">other", ">other - mine, paired")
     for u in summary.unbeaten:

@@ -35,19 +35,19 @@ def export_model(run: Path, out: Path, *, calibration: Path | None = None) -> di
     tokenizer, which is its base model's. Raises `TrainingError` where the run is not finished, its weights are in a
     format that could execute code, or `out` holds something else already.
     """
-    done, trained = run / "run.json", run / WEIGHTS_FOLDER
-    if not done.is_file() or not trained.is_dir():
+    record_path, weights = run / "run.json", run / WEIGHTS_FOLDER
+    if not record_path.is_file() or not weights.is_dir():
         raise TrainingError(f"{run} holds no finished run: there is no run.json beside {WEIGHTS_FOLDER}/")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} is there already and not empty: choose another folder")
-    record = _run_record(done)
-    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != _CARD_FILE]
+    record = _run_record(record_path)
+    files = [p for p in sorted(weights.iterdir()) if p.is_file() and p.name != _CARD_FILE]
     if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
-        raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
+        raise TrainingError(f"{weights} holds {', '.join(unsafe)}: save weights as safetensors")
     if not any(p.suffix == ".safetensors" for p in files):
-        raise TrainingError(f"{trained} holds no .safetensors file")
-    known = None if calibration is None else read_calibration(calibration)
-    adapter = (trained / _ADAPTER_FILES[0]).is_file()
+        raise TrainingError(f"{weights} holds no .safetensors file")
+    curves = None if calibration is None else read_calibration(calibration)
+    adapter = (weights / _ADAPTER_FILES[0]).is_file()
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
         if path.name in _ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
@@ -55,9 +55,9 @@ def export_model(run: Path, out: Path, *, calibration: Path | None = None) -> di
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
     with open_named_output(out / _CARD_FILE) as stream:
-        stream.write(_adapter_card(record, known, adapter).encode())
+        stream.write(_adapter_card(record, curves, adapter).encode())
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
-    return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}
+    return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": curves is not None}
 
 
 def _run_record(path: Path) -> dict[str, Any]:
@@ -82,14 +82,14 @@ _CALIBRATED_TEXT = (
 def _adapter_card(record: Mapping[str, Any], calibration: Any, adapter: bool) -> str:
     settings = record["settings"]
     losses = [row["loss"] for row in record["log"] if "loss" in row]
-    checked = [row["eval_loss"] for row in record["log"] if "eval_loss" in row]
+    validation = [row["eval_loss"] for row in record["log"] if "eval_loss" in row]
     use = f"transformers:{settings['model']}?adapter=FOLDER" if adapter else "transformers:FOLDER"
     honest = _UNCALIBRATED_TEXT if calibration is None else _CALIBRATED_TEXT
     front = f"base_model: {settings['model']}\nlibrary_name: peft\n" if adapter else ""
-    shown = {
+    summary = {
         "steps": record["steps"],
         "training loss, first and last": [round(x, 4) for x in (losses[:1] + losses[-1:])],
-        "validation loss, first and last": [round(x, 4) for x in (checked[:1] + checked[-1:])],
+        "validation loss, first and last": [round(x, 4) for x in (validation[:1] + validation[-1:])],
     }
     return f"""---
 {front}tags:
@@ -109,7 +109,7 @@ forecast. Use it with `FORECAST_AUTOTUNE_LLM={use}`.
 ## Training
 
 ```json
-{json.dumps(shown, indent=1)}
+{json.dumps(summary, indent=1)}
 ```
 
 Everything that reproduces the run:

@@ -50,7 +50,7 @@ Say which of the numbered candidates is the fastest. Reply with JSON:
 """
 _CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
 _FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
-"""Where gpt-oss puts its answer; a reply without this channel has none."""
+"""The channel of gpt-oss's answer; a reply without this channel has none."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def forecast_messages(example: Example, candidate: ExampleCandidate) -> list[dic
 
 def order_messages(example: Example, candidates: Sequence[ExampleCandidate]) -> list[dict[str, str]]:
     """Messages that ask which of several candidates is the fastest."""
-    listed = [f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(candidates, start=1)]
-    return _messages(example, "\n".join(listed), _ORDER_INSTRUCTION)
+    lines = [f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(candidates, start=1)]
+    return _messages(example, "\n".join(lines), _ORDER_INSTRUCTION)
 
 
 def _messages(example: Example, question: str, instruction: str) -> list[dict[str, str]]:
@@ -128,19 +128,19 @@ def _messages(example: Example, question: str, instruction: str) -> list[dict[st
 def parse_distribution(text: str) -> StatedDistribution | None:
     """The distribution in a reply; None where it cannot be read: no JSON, no letters, or sums far from 1."""
     answer = _answer(text) or {}
-    stated, label = answer.get("distribution"), answer.get("label")
-    if not isinstance(stated, Mapping) or not isinstance(label, str):
+    distribution, label = answer.get("distribution"), answer.get("label")
+    if not isinstance(distribution, Mapping) or not isinstance(label, str):
         return None
     try:
-        stated = weights(stated, labels=BINS.labels)
+        distribution = weights(distribution, labels=BINS.labels)
     except (InvalidResponse, TypeError, ValueError):
         return None
-    total = sum(stated)
-    tokens = [one.token for one in BINS.labels]
-    named = label.strip().upper()
-    if not MIN_TOTAL <= total <= MAX_TOTAL or named not in tokens:
+    total = sum(distribution)
+    tokens = [bin_label.token for bin_label in BINS.labels]
+    letter = label.strip().upper()
+    if not MIN_TOTAL <= total <= MAX_TOTAL or letter not in tokens:
         return None
-    return StatedDistribution(tuple(p / total for p in stated), tokens.index(named))
+    return StatedDistribution(tuple(p / total for p in distribution), tokens.index(letter))
 
 
 def parse_fastest(text: str, count: int) -> int | None:
@@ -164,7 +164,7 @@ def _answer(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How replies are sampled and how many."""
+    """Number and sampling of replies."""
 
     generations: int = 8
     """Replies per prompt: the group whose mean is the baseline."""
@@ -197,9 +197,9 @@ class GrpoRun:
     rollouts: RolloutSettings = field(default_factory=RolloutSettings)
 
     def __post_init__(self) -> None:
-        known = (*REWARDS, REGRET_REWARD)
-        if self.reward not in known:
-            raise SettingsError(f"reward must be one of {', '.join(known)}, got {self.reward!r}")
+        rewards = (*REWARDS, REGRET_REWARD)
+        if self.reward not in rewards:
+            raise SettingsError(f"reward must be one of {', '.join(rewards)}, got {self.reward!r}")
         r = self.rollouts
         if min(self.steps, self.save, r.prompts, r.tokens) < 1 or min(r.generations, r.candidates) < 2:
             raise SettingsError(f"steps, prompts, tokens >= 1 and generations, candidates >= 2; got {self}")
@@ -232,11 +232,11 @@ def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str,
         order = generator.permutation(len(e.candidates))
         count = run.rollouts.candidates
         for begin in range(0, len(order) - count + 1, count):
-            some = [e.candidates[i] for i in order[begin : begin + count]]
-            if all(math.isnan(a.log2_ratio) for a in some):
+            group = [e.candidates[i] for i in order[begin : begin + count]]
+            if all(math.isnan(a.log2_ratio) for a in group):
                 continue
-            times = [None if math.isnan(a.log2_ratio) else a.log2_ratio for a in some]
-            message = order_messages(e, some)
+            times = [None if math.isnan(a.log2_ratio) else a.log2_ratio for a in group]
+            message = order_messages(e, group)
             rows.append({"prompt": message, "truth": -1, "times": times})
     return [rows[i] for i in generator.permutation(len(rows))]
 
@@ -249,7 +249,7 @@ def reward_function(reward: str) -> Callable[..., list[float]]:
     ) -> list[float]:
         texts = [_completion_text(completion) for completion in completions]
         if reward == REGRET_REWARD:
-            return [_named_candidate(text, seen) for text, seen in zip(texts, times, strict=True)]
+            return [_regret_reward(text, row_times) for text, row_times in zip(texts, times, strict=True)]
         return [REWARDS[reward](parse_distribution(text), t) for text, t in zip(texts, truth, strict=True)]
 
     rewards.__name__ = reward
@@ -260,8 +260,8 @@ def parse_reward(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> 
     """1 for a reply that can be read: shown beside the reward, with no weight in it."""
     texts = [_completion_text(completion) for completion in completions]
     replies = [
-        parse_fastest(text, len(seen)) if seen else parse_distribution(text)
-        for text, seen in zip(texts, times, strict=True)
+        parse_fastest(text, len(row_times)) if row_times else parse_distribution(text)
+        for text, row_times in zip(texts, times, strict=True)
     ]
     return [float(reply is not None) for reply in replies]
 
@@ -269,11 +269,11 @@ def parse_reward(completions: Sequence[Any], times: Sequence[Any], **_: Any) -> 
 parse_reward.__name__ = "parsed"  # the name under which the trainer logs it
 
 
-def _named_candidate(text: str, times: Sequence[float | None]) -> float:
-    chosen = parse_fastest(text, len(times))
+def _regret_reward(text: str, times: Sequence[float | None]) -> float:
+    choice = parse_fastest(text, len(times))
     best = min(t for t in times if t is not None)
-    taken = None if chosen is None else times[chosen]
-    return 0.0 if taken is None else float(2.0 ** (best - taken))
+    time = None if choice is None else times[choice]
+    return 0.0 if time is None else float(2.0 ** (best - time))
 
 
 def _completion_text(completion: Any) -> str:
@@ -298,8 +298,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
     name = claim_run_folder(out, asdict(run), resume)
-    if done := finished_run(out, name, resume):
-        return done
+    if summary := finished_run(out, name, resume):
+        return summary
     transformers.set_seed(run.seed)
     examples = read_examples(Path(run.data) / "train.parquet")
     rows = rollout_prompts(examples, run)
@@ -309,10 +309,10 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
             f"replies are drawn by the tokenizer's chat template, and {run.model} has none: name a chatting model"
         )
     arguments = _trainer_arguments(run, out)
-    wanted = run.rollouts.prompts * arguments.world_size
-    if len(rows) < wanted:
+    step_prompts = run.rollouts.prompts * arguments.world_size
+    if len(rows) < step_prompts:
         raise TrainingError(
-            f"a step needs {wanted} prompts and {run.data} has {len(rows)} for the reward {run.reward!r}: lower "
+            f"a step needs {step_prompts} prompts and {run.data} has {len(rows)} for the reward {run.reward!r}: lower "
             "rollouts.prompts, or build it from more tables"
         )
     longest = sorted((row["prompt"] for row in rows), key=lambda m: -len(m[0]["content"]))[:8]
@@ -323,8 +323,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     config = transformers.AutoConfig.from_pretrained(run.model)
     require_positions(config, max(sizes) + run.rollouts.tokens, "lower rollouts.tokens")
     # Every pass in an order of its own, written down at once: TRL resumes a later pass in the first one's order.
-    passes = -(-run.steps * wanted // (len(rows) - len(rows) % wanted))
-    order = [int(i) for n in range(passes) for i in _pass_order(len(rows), wanted, run.seed, n)]
+    passes = -(-run.steps * step_prompts // (len(rows) - len(rows) % step_prompts))
+    order = [int(i) for n in range(passes) for i in _pass_order(len(rows), step_prompts, run.seed, n)]
     trainer = trl.GRPOTrainer(
         model=run.model,
         reward_funcs=[reward_function(run.reward), parse_reward],
@@ -335,7 +335,7 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     )
     newest, _ = run_trainer(trainer, out, resume=resume, remedy="lower rate")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
-    done = {
+    summary = {
         "run": name,
         "settings": asdict(run),
         "steps": trainer.state.global_step,
@@ -348,8 +348,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         model, tokens = trainer.accelerator.unwrap_model(trainer.model), ForecastTokenizer(tokenizer)
         with contextlib.suppress(LLMError):  # its letters are several tokens: it can only be talked to
             serve(run.model, out / WEIGHTS_FOLDER, record_probe(model, examples, tokens))
-        write_json(out / "run.json", done)
-    return done
+        write_json(out / "run.json", summary)
+    return summary
 
 
 def _pass_order(rows: int, together: int, seed: int, number: int) -> npt.NDArray[np.int64]:

@@ -57,21 +57,21 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
     Raises `SettingsError` naming the file, the entry, its value and the rule.
     """
     try:
-        given = tomllib.loads(read_document(path, limit=_MAX_TOML_BYTES))
+        table = tomllib.loads(read_document(path, limit=_MAX_TOML_BYTES))
     except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingsError(f"{path}: no TOML file that can be read ({why})") from error
     here = path.absolute().parent
     try:
         inner: dict[str, Any] = {
-            k: _parse_table(part, given.pop(k), k) for k, part in parts.items() if k in given
+            k: _parse_table(part, table.pop(k), k) for k, part in parts.items() if k in table
         }
         for name in ("data", "out", "model"):
-            value = given.get(name)
+            value = table.get(name)
             # A model may also be a name on the hub.
             if isinstance(value, str) and value and (name != "model" or (here / value).is_dir()):
-                given[name] = str(here / value)
-        return _parse_table(kind, {**given, **inner}, "")
+                table[name] = str(here / value)
+        return _parse_table(kind, {**table, **inner}, "")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
 
@@ -79,24 +79,24 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
 _TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
-def _parse_table(kind: type[SettingsT], given: Any, where: str) -> SettingsT:
-    if not isinstance(given, Mapping):
-        raise SettingsError(f"[{where}] must be a table, got {given!r}")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+def _parse_table(kind: type[SettingsT], table: Any, where: str) -> SettingsT:
+    if not isinstance(table, Mapping):
+        raise SettingsError(f"[{where}] must be a table, got {table!r}")
+    fields_by_name = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     place = f"{where}." if where else ""
-    if unknown := sorted(set(given) - known.keys()):
-        raise SettingsError(f"{place}{unknown[0]} is not known; known are {', '.join(known)}")
-    for name, value in given.items():
-        wanted = str(known[name].type)
-        right = isinstance(value, _TYPES.get(wanted, object)) and (wanted == "bool") == isinstance(
+    if unknown := sorted(set(table) - fields_by_name.keys()):
+        raise SettingsError(f"{place}{unknown[0]} is not known; known are {', '.join(fields_by_name)}")
+    for name, value in table.items():
+        type_name = str(fields_by_name[name].type)
+        is_right = isinstance(value, _TYPES.get(type_name, object)) and (type_name == "bool") == isinstance(
             value, bool
         )
-        if wanted in _TYPES and not right:
-            raise SettingsError(f"{place}{name} must be of type {wanted}, got {value!r}")
-    needed = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [n for n in needed if n not in given]:
-        raise SettingsError(f"{where or 'a run'} needs {', '.join(needed)}: add {', '.join(missing)}")
-    return kind(**given)
+        if type_name in _TYPES and not is_right:
+            raise SettingsError(f"{place}{name} must be of type {type_name}, got {value!r}")
+    required = [n for n, f in fields_by_name.items() if f.default is MISSING and f.default_factory is MISSING]
+    if absent := [n for n in required if n not in table]:
+        raise SettingsError(f"{where or 'a run'} needs {', '.join(required)}: add {', '.join(absent)}")
+    return kind(**table)
 
 
 def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
@@ -139,8 +139,8 @@ def finished_run(out: Path, name: str, resume: bool) -> dict[str, Any] | None:
     """The record of this run where it is over and its weights are there: a resume has nothing to do."""
     if not (resume and any((out / WEIGHTS_FOLDER).glob("*.safetensors")) and (out / "run.json").is_file()):
         return None
-    done = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    return done if done.get("run") == name else None
+    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    return record if record.get("run") == name else None
 
 
 def require_positions(config: Any, needed: int, remedy: str) -> None:
@@ -173,16 +173,16 @@ def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[
 
     class StopOnNonFinite(transformers.TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            watched = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
-            if any(not math.isfinite(float(v)) for v in watched.values()):
+            numbers = {k: logs[k] for k in ("loss", "eval_loss", "grad_norm") if k in (logs or {})}
+            if any(not math.isfinite(float(v)) for v in numbers.values()):
                 raise TrainingError(
-                    f"no number any more after {state.global_step} steps, {watched}: {remedy}"
+                    f"no number any more after {state.global_step} steps, {numbers}: {remedy}"
                 )
 
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             # A checkpoint of such weights would push the last good one out.
-            trained = [p for p in model.parameters() if p.requires_grad] if control.should_save else []
-            if not all(bool(p.isfinite().all()) for p in trained):
+            weights = [p for p in model.parameters() if p.requires_grad] if control.should_save else []
+            if not all(bool(p.isfinite().all()) for p in weights):
                 raise TrainingError(
                     f"weights are no numbers any more after {state.global_step} steps: {remedy}"
                 )

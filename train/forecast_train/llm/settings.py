@@ -23,7 +23,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """How long, how fast, how much at a time."""
+    """Length, rate and batches of the training."""
 
     epochs: float = 2.0
     most: int = 0
@@ -82,9 +82,9 @@ class SftRun:
             (self.steps.examples % max(1, self.steps.batch) == 0, "steps.batch must divide examples", counts),
             (self.dtype in ("", "bfloat16", "float32"), "dtype must be bfloat16 or float32", self.dtype),
         ]  # fmt: skip
-        for holds, rule, seen in rules:
+        for holds, rule, value in rules:
             if not holds:
-                raise SettingsError(f"{rule}, got {seen!r}")
+                raise SettingsError(f"{rule}, got {value!r}")
 
     @classmethod
     def load(cls, path: Path) -> SftRun:

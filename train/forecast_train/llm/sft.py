@@ -73,13 +73,13 @@ class PackedSequence:
     def part(self, *candidates: int) -> PackedSequence:
         """The same with these candidates only."""
         rows = np.unique(np.arange(len(self.last))[list(candidates)])
-        kept = np.concatenate([[0], rows + 1])
-        seen = np.isin(self.segment, kept)
+        segments = np.concatenate([[0], rows + 1])
+        is_kept = np.isin(self.segment, segments)
         return PackedSequence(
-            self.ids[seen],
-            self.positions[seen],
-            np.searchsorted(kept, self.segment[seen]),
-            seen.cumsum()[self.last[rows]] - 1,
+            self.ids[is_kept],
+            self.positions[is_kept],
+            np.searchsorted(segments, self.segment[is_kept]),
+            is_kept.cumsum()[self.last[rows]] - 1,
             self.target[rows],
             self.log2_ratio[rows],
         )
@@ -101,28 +101,28 @@ def pack_example(
             f"an example of {example.origin.kernel} needs {len(prefix)} + {max(map(len, suffixes))} tokens, "
             f"more than steps.tokens = {most}: raise it"
         )
-    shared, each = (len(prefix), 0) if packed else (0, len(prefix))
-    dealt: list[list[int]] = [[]]
+    common, each = (len(prefix), 0) if packed else (0, len(prefix))
+    shares: list[list[int]] = [[]]
     for i in range(len(suffixes)):
-        if shared + sum(each + len(suffixes[k]) for k in [*dealt[-1], i]) > most:
-            dealt.append([])
-        dealt[-1].append(i)
-    return [_pack_candidates(example, prefix, suffixes, rows, sigma) for rows in dealt]
+        if common + sum(each + len(suffixes[k]) for k in [*shares[-1], i]) > most:
+            shares.append([])
+        shares[-1].append(i)
+    return [_pack_candidates(example, prefix, suffixes, rows, sigma) for rows in shares]
 
 
 def _pack_candidates(
     example: Example, prefix: _TokenIds, suffixes: Sequence[_TokenIds], rows: Sequence[int], sigma: float
 ) -> PackedSequence:
-    chosen = [suffixes[i] for i in rows]
-    lengths = np.array([len(s) for s in chosen])
-    behind = [np.arange(len(s)) + len(prefix) for s in chosen]
+    parts = [suffixes[i] for i in rows]
+    lengths = np.array([len(s) for s in parts])
+    positions = [np.arange(len(s)) + len(prefix) for s in parts]
     candidates = [example.candidates[i] for i in rows]
     widths = [sigma if math.isnan(a.log2_sd) else max(sigma, a.log2_sd) for a in candidates]
     target = [BINS.soft_targets([a.log2_ratio], width) for a, width in zip(candidates, widths, strict=True)]
     return PackedSequence(
-        np.concatenate([prefix, *chosen]),
-        np.concatenate([np.arange(len(prefix)), *behind]),
-        np.repeat(np.arange(len(chosen) + 1), [len(prefix), *lengths]),
+        np.concatenate([prefix, *parts]),
+        np.concatenate([np.arange(len(prefix)), *positions]),
+        np.repeat(np.arange(len(parts) + 1), [len(prefix), *lengths]),
         len(prefix) + lengths.cumsum() - 1,
         np.concatenate(target),
         np.array([a.log2_ratio for a in candidates]),
@@ -138,20 +138,20 @@ def collate(batch: Sequence[PackedSequence], packed: bool = True) -> dict[str, A
     """
     owner = np.repeat(np.arange(len(batch)), [len(p.last) for p in batch])
     if packed:
-        given = {
-            "input_ids": _padded([p.ids for p in batch], 0),
-            "position_ids": _padded([p.positions for p in batch], 0),
-            "segment": _padded([p.segment for p in batch], -1),
+        inputs = {
+            "input_ids": _pad([p.ids for p in batch], 0),
+            "position_ids": _pad([p.positions for p in batch], 0),
+            "segment": _pad([p.segment for p in batch], -1),
         }
         row, ends = owner, np.concatenate([p.last for p in batch])
     else:
-        alone = [p.ids[(p.segment == 0) | (p.segment == k + 1)] for p in batch for k in range(len(p.last))]
-        given = {"input_ids": _padded(alone, 0)}
-        row, ends = np.arange(len(alone)), np.array([len(ids) - 1 for ids in alone])
-    kept, column = np.unique(ends, return_inverse=True)
+        prompts = [p.ids[(p.segment == 0) | (p.segment == k + 1)] for p in batch for k in range(len(p.last))]
+        inputs = {"input_ids": _pad(prompts, 0)}
+        row, ends = np.arange(len(prompts)), np.array([len(ids) - 1 for ids in prompts])
+    positions, column = np.unique(ends, return_inverse=True)
     return {
-        **given,
-        "kept": torch.as_tensor(kept),
+        **inputs,
+        "kept": torch.as_tensor(positions),
         "column": torch.as_tensor(column),
         "row": torch.as_tensor(row),
         "owner": torch.as_tensor(owner),
@@ -160,7 +160,7 @@ def collate(batch: Sequence[PackedSequence], packed: bool = True) -> dict[str, A
     }
 
 
-def _padded(rows: Sequence[Any], filler: int) -> Any:
+def _pad(rows: Sequence[Any], filler: int) -> Any:
     tensors = [torch.as_tensor(row) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=filler)
 
@@ -173,10 +173,10 @@ def tree_mask(segment: Any, dtype: Any) -> Any:
     model's pass.
     """
     order = torch.arange(segment.shape[1], device=segment.device)
-    mine = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
-    hidden = ~((order[None, :] <= order[:, None]) & mine)
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=segment.device)
-    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
+    is_own = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
+    is_hidden = ~((order[None, :] <= order[:, None]) & is_own)
+    mask = torch.zeros(is_hidden.shape, dtype=dtype, device=segment.device)
+    return mask.masked_fill_(is_hidden, torch.finfo(dtype).min)[:, None]
 
 
 def bin_loss(log_p: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
@@ -218,24 +218,24 @@ def answer_log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -
     Their logits are made of the last hidden state in float32: a model's own head in bfloat16 has 8 bits, and labels
     tie.
     """
-    more: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if "segment" in inputs:
-        more = {
+        extra = {
             "attention_mask": tree_mask(inputs["segment"], _attention_dtype(model)),
             "position_ids": inputs["position_ids"],
         }
     head = getattr(model, "module", model).get_output_embeddings()
 
     def answers(values: Tensor) -> Tensor:
-        kept = values.shape[1] == len(inputs["kept"])  # some families give every position all the same
-        return values[inputs["row"], inputs["column"] if kept else inputs["kept"][inputs["column"]]]
+        is_subset = values.shape[1] == len(inputs["kept"])  # some families give every position all the same
+        return values[inputs["row"], inputs["column"] if is_subset else inputs["kept"][inputs["column"]]]
 
     def exact(states: Tensor) -> Tensor:
-        hidden = answers(states)
-        every = torch.nn.Linear.forward(head, hidden).float()
-        with torch.autocast(hidden.device.type, enabled=False):
+        own_states = answers(states)
+        every = torch.nn.Linear.forward(head, own_states).float()
+        with torch.autocast(own_states.device.type, enabled=False):
             bias = None if head.bias is None else head.bias[labels].float()
-            own = functional.linear(hidden.float(), head.weight[labels].float(), bias)
+            own = functional.linear(own_states.float(), head.weight[labels].float(), bias)
         return every.index_copy(-1, torch.as_tensor(labels, device=own.device), own)[:, None]
 
     plain = type(head) is torch.nn.Linear
@@ -243,7 +243,7 @@ def answer_log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -
         head.forward = exact
     try:
         logits = model(
-            input_ids=inputs["input_ids"], logits_to_keep=inputs["kept"], use_cache=False, **more
+            input_ids=inputs["input_ids"], logits_to_keep=inputs["kept"], use_cache=False, **extra
         ).logits
     finally:
         if plain:
@@ -306,8 +306,8 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
     shorter than a prompt, or answers the last candidate of the longest sequence otherwise behind the first. Raises
     as the model does where it cannot even read a prompt alone.
     """
-    some = max(sequences, key=lambda p: int(p.positions.max()))
-    alone = _log_p(model, collate([some.part(-1)], False), labels)
+    longest_sequence = max(sequences, key=lambda p: int(p.positions.max()))
+    alone_log_p = _log_p(model, collate([longest_sequence.part(-1)], False), labels)
     cache = transformers.DynamicCache(config=model.config.get_text_config())
     longest = max(int(p.positions.max()) + 1 for p in sequences)
     for layer in cache.layers:
@@ -318,20 +318,20 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
     if "position_ids" not in inspect.signature(base.forward).parameters:
         return False
     try:
-        packed = _log_p(model, collate([some.part(0, -1)]), labels)[-1:]
+        packed_log_p = _log_p(model, collate([longest_sequence.part(0, -1)]), labels)[-1:]
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes no such mask or positions
         return False
     # Rounding takes other ways through the two: in bfloat16 an early look, and the probe has the last word.
-    return float((packed - alone).abs().max()) <= (1e-4 if model.dtype == torch.float32 else 0.5)
+    return float((packed_log_p - alone_log_p).abs().max()) <= (1e-4 if model.dtype == torch.float32 else 0.5)
 
 
 def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
     """Log-probabilities of the labels among themselves, [n, labels], without dropout and gradients."""
-    was, device = model.training, next(model.parameters()).device
-    on = {k: v.to(device) for k, v in inputs.items()}
+    was_training, device = model.training, next(model.parameters()).device
+    on_device = {k: v.to(device) for k, v in inputs.items()}
     with torch.no_grad():
-        result = functional.log_softmax(answer_log_p(model.eval(), on, labels), dim=-1)
-    model.train(was)
+        result = functional.log_softmax(answer_log_p(model.eval(), on_device, labels), dim=-1)
+    model.train(was_training)
     return result
 
 
@@ -342,26 +342,26 @@ def record_probe(
     most: int = 1 << 20,
     packed: bool | None = None,
 ) -> Probe:
-    """How the model answers up to `PROMPTS` prompts in float32, those of the longest examples: they try most.
+    """Return the model's answers to up to `PROMPTS` prompts in float32, of the longest examples, which try it most.
 
     The model is left in bfloat16, to see whether that answers alike. `packed` is found out where it is not given.
     """
-    ordered = sorted(examples, key=lambda e: -len(e.prefix))
-    labels = tokens.labels([ordered[0].candidates[0].suffix], BINS.labels)
+    by_length = sorted(examples, key=lambda e: -len(e.prefix))
+    labels = tokens.labels([by_length[0].candidates[0].suffix], BINS.labels)
     model.float()
     questions: list[ProbeQuestion] = []
-    read: list[PackedSequence] = []
-    for e in ordered:
+    sequences: list[PackedSequence] = []
+    for e in by_length:
         room = PROMPTS - sum(len(q.suffixes) for q in questions)
         if not room:
             break
-        some = replace(e, candidates=e.candidates[:: -(-len(e.candidates) // room)])
-        parts = pack_example(some, tokens, most=most, sigma=1.0, packed=packed is not False)
+        sample = replace(e, candidates=e.candidates[:: -(-len(e.candidates) // room)])
+        parts = pack_example(sample, tokens, most=most, sigma=1.0, packed=packed is not False)
         if packed is None:
             packed = reads_packed(model, parts, labels)
         log_p = torch.cat([_log_p(model, collate([p], packed), labels) for p in parts]).cpu()
-        read += parts
-        suffixes = [a.suffix for a in some.candidates]
+        sequences += parts
+        suffixes = [a.suffix for a in sample.candidates]
         prefix_ids, suffix_ids = tokens.prefix(e.prefix), tokens.suffixes(suffixes)
         questions.append(
             ProbeQuestion(
@@ -372,12 +372,12 @@ def record_probe(
                 tuple(tuple(round(x, 6) for x in row) for row in log_p.tolist()),
             )
         )
-    off = math.inf
+    error = math.inf
     with contextlib.suppress(RuntimeError):  # some families compute in float32 alone
         model.bfloat16()
-        rounded = torch.cat([_log_p(model, collate([p], bool(packed)), labels) for p in read]).cpu()
-        off = float((rounded - torch.tensor([row for q in questions for row in q.log_p])).abs().max())
-    dtype = "bfloat16" if off <= TOLERANCE["bfloat16"] else "float32"
+        rounded = torch.cat([_log_p(model, collate([p], bool(packed)), labels) for p in sequences]).cpu()
+        error = float((rounded - torch.tensor([row for q in questions for row in q.log_p])).abs().max())
+    dtype = "bfloat16" if error <= TOLERANCE["bfloat16"] else "float32"
     return Probe(dtype, tuple(labels), tuple(questions))
 
 
@@ -406,8 +406,8 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     """
     out = Path(run.out)
     name = claim_run_folder(out, asdict(run), resume)
-    if known := finished_run(out, name, resume):
-        return known
+    if earlier_run := finished_run(out, name, resume):
+        return earlier_run
     transformers.set_seed(run.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
     tokens = ForecastTokenizer(tokenizer)
@@ -416,12 +416,12 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
         raise TrainingError(f"{run.data}: the training side is empty: build it from more tables")
 
     def pack(examples: Sequence[Example], packed: bool) -> list[PackedSequence]:
-        given = {"most": run.steps.tokens, "sigma": run.loss.sigma, "packed": packed}
-        return [sequence for e in examples for sequence in pack_example(e, tokens, **given)]  # type: ignore[arg-type]
+        options = {"most": run.steps.tokens, "sigma": run.loss.sigma, "packed": packed}
+        return [sequence for e in examples for sequence in pack_example(e, tokens, **options)]  # type: ignore[arg-type]
 
     packs = {side: pack(examples, True) for side, examples in sides.items()}
     model = _model(run)
-    longest = max(int(p.positions.max()) + 1 for some in packs.values() for p in some)
+    longest = max(int(p.positions.max()) + 1 for part in packs.values() for p in part)
     require_positions(model.config, longest, "build the data from shorter sources")
     labels = tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels)
     try:
@@ -435,23 +435,23 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
         ) from error
     if not packed:
         packs = {side: pack(examples, False) for side, examples in sides.items()}
-    checked = packs["validation"]
-    if 0 < run.steps.checked < len(checked):
-        checked = [checked[i * len(checked) // run.steps.checked] for i in range(run.steps.checked)]
+    validation = packs["validation"]
+    if 0 < run.steps.checked < len(validation):
+        validation = [validation[i * len(validation) // run.steps.checked] for i in range(run.steps.checked)]
     trainer = BinTrainer(
         labels=labels,
         run=run,
         model=model,
-        args=_arguments(run, out, bool(checked)),
+        args=_arguments(run, out, bool(validation)),
         train_dataset=packs["train"],
-        eval_dataset=checked or None,
+        eval_dataset=validation or None,
         data_collator=partial(collate, packed=packed),
     )
     newest, loss = run_trainer(trainer, out, resume=resume, remedy="lower steps.rate, or train in float32")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
     probe = record_probe(model, sides["validation"] or sides["train"], tokens, run.steps.tokens, packed)
-    done = {
+    summary = {
         "run": name,
         "tools": rows_by_tool(e.origin.hand for e in sides["train"] for _ in e.candidates),
         "settings": asdict(run),
@@ -462,7 +462,7 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
         "seconds": next(
             (r["train_runtime"] for r in trainer.state.log_history[::-1] if "train_runtime" in r), 0.0
         ),
-        "tokens": {side: int(sum(len(p.ids) for p in some)) for side, some in packs.items()},
+        "tokens": {side: int(sum(len(p.ids) for p in part)) for side, part in packs.items()},
         "log": trainer.state.log_history,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -471,8 +471,8 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     gc.collect()  # room for the model as it is served
     if first:
         serve(run.model, out / WEIGHTS_FOLDER, probe)
-        write_json(out / "run.json", done)
-    return done
+        write_json(out / "run.json", summary)
+    return summary
 
 
 def _dtype(run: SftRun) -> Any:
@@ -486,8 +486,8 @@ def _dtype(run: SftRun) -> Any:
 
 def _model(run: SftRun) -> Any:
     # What trains does so in float32, as small steps vanish in bfloat16: all weights, or the adapters only.
-    kept = _dtype(run) if run.lora.rank else torch.float32
-    model = transformers.AutoModelForCausalLM.from_pretrained(run.model, dtype=kept)
+    dtype = _dtype(run) if run.lora.rank else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.model, dtype=dtype)
     model.config.use_cache = False
     if run.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -497,16 +497,16 @@ def _model(run: SftRun) -> Any:
     import peft
 
     try:
-        adapted = peft.get_peft_model(model, run.lora.config())
+        adapter_model = peft.get_peft_model(model, run.lora.config())
     except ValueError as error:
         raise TrainingError(
             f"an adapter must fit every linear layer, and not so of {model.config.model_type} ({error}): train all "
             "weights with lora.rank = 0"
         ) from error
-    for parameter in adapted.parameters():
+    for parameter in adapter_model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return adapted
+    return adapter_model
 
 
 def _arguments(run: SftRun, out: Path, validate: bool) -> Any:

@@ -83,16 +83,16 @@ def _calibration_report(
     }
 
 
-def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
+def fit_curves(rows: Sequence[ReplayRecord]) -> SurrogateCalibration:
     """All groups that were recorded, and all of them together.
 
     Renamed devices are no recorded group: their clocks and caches are still those of a known one, so
     they check the pessimistic fallback and are not learnt from.
     """
-    recorded = [s for s in seen if s.group != UNKNOWN]
-    groups = {name: [s for s in recorded if s.group == name] for name in GROUPS}
-    curves = {name: _fit_group(rows) for name, rows in groups.items() if rows}
-    return SurrogateCalibration({**curves, ALL_GROUPS: _fit_group(recorded)} if curves else {})
+    known_devices = [s for s in rows if s.group != UNKNOWN]
+    groups = {name: [s for s in known_devices if s.group == name] for name in GROUPS}
+    curves = {name: _fit_group(members) for name, members in groups.items() if members}
+    return SurrogateCalibration({**curves, ALL_GROUPS: _fit_group(known_devices)} if curves else {})
 
 
 def _risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
@@ -102,10 +102,10 @@ def _risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
 
 
 def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
-    stated, came_true, weight = _risk_pairs(rows, own)
+    risk, outcome, weight = _risk_pairs(rows, own)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
-    return platt_curve(stated, came_true, weight, least=0.5 / (families + 1))
+    return platt_curve(risk, outcome, weight, least=0.5 / (families + 1))
 
 
 def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
@@ -119,11 +119,11 @@ def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
     return CalibrationGroup(_risk_curves(rows), near, intervals, len({s.problem for s in rows}))
 
 
-def _nearest_observed(held: Iterable[int]) -> list[int]:
+def _nearest_observed(classes: Iterable[int]) -> list[int]:
     """Per class of `OWN_MEASUREMENT_BOUNDS` the class to learn from: itself, else the nearest observed one."""
-    some = sorted(set(held))
+    observed_classes = sorted(set(classes))
     return [
-        min(some, key=lambda other: (abs(other - own), other)) for own in range(len(OWN_MEASUREMENT_BOUNDS))
+        min(observed_classes, key=lambda c: (abs(c - own), c)) for own in range(len(OWN_MEASUREMENT_BOUNDS))
     ]
 
 
@@ -191,8 +191,8 @@ def platt_curve(stated: Array, came_true: Array, weight: Array, *, least: float 
         theta[1] = max(theta[1], 0.02)
         if np.abs(step).max() < 1e-8:
             break
-    observed = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _log_odds(np.array(KNOTS)))))
-    return CalibrationCurve(KNOTS, tuple(round(float(max(p, least)), 4) for p in observed))
+    values = 1.0 / (1.0 + np.exp(-(theta[0] + theta[1] * _log_odds(np.array(KNOTS)))))
+    return CalibrationCurve(KNOTS, tuple(round(float(max(p, least)), 4) for p in values))
 
 
 def _log_odds(p: Array) -> Array:
@@ -200,19 +200,19 @@ def _log_odds(p: Array) -> Array:
     return np.asarray(np.log(inside) - np.log1p(-inside))
 
 
-def reliability_report(seen: Sequence[ReplayRecord], *, accepted: float = 0.1) -> dict[str, Any]:
+def reliability_report(rows: Sequence[ReplayRecord], *, accepted: float = 0.1) -> dict[str, Any]:
     """Stated against observed by group, each family judged by curves that were fitted without it.
 
     `steps`: the risk at every step; `decisions`: only where the default policy would have stopped, at an
     accepted risk of `accepted`; `within`: P(within 5 %) of every untried candidate, at first and later;
     `coverage`: share inside the central intervals, by nominal level.
     """
-    curves = {name: fit_curves([s for s in seen if s.family != name]) for name in {s.family for s in seen}}
+    curves = {name: fit_curves([s for s in rows if s.family != name]) for name in {s.family for s in rows}}
     report: dict[str, Any] = {}
     for group in GROUPS:
-        rows = [s for s in seen if s.group == group]
-        if rows:
-            report[group] = _reliability(rows, [curves[s.family].group(group) for s in rows], accepted)
+        members = [s for s in rows if s.group == group]
+        if members:
+            report[group] = _reliability(members, [curves[s.family].group(group) for s in members], accepted)
     return report
 
 
@@ -228,20 +228,22 @@ def _reliability(
         "steps": table(*zip(*steps, strict=True)),
         "decisions": table(*zip(*stops, strict=True)),
     }
-    for name, wanted in (("first", (0,)), ("later", tuple(range(1, len(OWN_MEASUREMENT_BOUNDS))))):
-        held = [(step, g) for s, g in pairs for step in s.steps if measurement_class(step.each) in wanted]
-        near = np.concatenate([np.zeros(0), *(step.within for step, _ in held)])
-        honest = [g.within[measurement_class(step.each)].array(step.p_within) for step, g in held]
+    for name, classes in (("first", (0,)), ("later", tuple(range(1, len(OWN_MEASUREMENT_BOUNDS))))):
+        near_pairs = [
+            (step, g) for s, g in pairs for step in s.steps if measurement_class(step.each) in classes
+        ]
+        near = np.concatenate([np.zeros(0), *(step.within for step, _ in near_pairs)])
+        honest = [g.within[measurement_class(step.each)].array(step.p_within) for step, g in near_pairs]
         report[f"within_{name}"] = table(np.concatenate([np.zeros(0), *honest]), near)
         wide = [
-            (step, g) for s, g in pairs for step in s.steps if interval_class(step.own, step.each) in wanted
+            (step, g) for s, g in pairs for step in s.steps if interval_class(step.own, step.each) in classes
         ]
         report[f"coverage_{name}"] = _coverage(wide)
     return report
 
 
-def _steps_with_truth(seen: ReplayRecord) -> list[ReplayStep]:
-    return [step for step in seen.steps if step.beaten is not None]
+def _steps_with_truth(record: ReplayRecord) -> list[ReplayStep]:
+    return [step for step in record.steps if step.beaten is not None]
 
 
 def stated(group: CalibrationGroup, step: ReplayStep) -> float:
@@ -249,24 +251,24 @@ def stated(group: CalibrationGroup, step: ReplayStep) -> float:
     return group.risk[measurement_class(step.each)](step.risk)
 
 
-def _stopping_step(seen: ReplayRecord, group: CalibrationGroup, accepted: float) -> list[ReplayStep]:
+def _stopping_step(record: ReplayRecord, group: CalibrationGroup, accepted: float) -> list[ReplayStep]:
     """The step at which the default policy would have stopped; empty if nothing ran."""
-    policy, steps = RiskBounded(), _steps_with_truth(seen)
-    cap = max(policy.floor, policy.of(policy.share, seen.candidates))
+    policy, steps = RiskBounded(), _steps_with_truth(record)
+    cap = max(policy.floor, policy.of(policy.share, record.candidates))
     for step in steps:
         if step.new >= cap or (step.own >= policy.least and stated(group, step) <= accepted):
             return [step]
     return steps[-1:]
 
 
-def _coverage(held: Sequence[tuple[ReplayStep, CalibrationGroup]]) -> dict[str, float]:
+def _coverage(steps: Sequence[tuple[ReplayStep, CalibrationGroup]]) -> dict[str, float]:
     """By nominal level, every replay's step with the same weight."""
     inside: dict[str, float] = {}
     for i, level in enumerate(INTERVAL_LEVELS):
         width = NormalDist().inv_cdf(0.5 + level / 2)
         shares = [
             float((np.abs(step.z) <= width * g.intervals[interval_class(step.own, step.each)][i]).mean())
-            for step, g in held
+            for step, g in steps
             if len(step.z)
         ]
         inside[str(level)] = float(np.mean(shares)) if shares else math.nan
@@ -275,13 +277,13 @@ def _coverage(held: Sequence[tuple[ReplayStep, CalibrationGroup]]) -> dict[str, 
 
 def table(stated: Sequence[float] | Array, true: Sequence[bool] | Array) -> dict[str, Any]:
     """Reliability in bins of equal width: n, ECE, Brier score, that of the base rate, and the bins."""
-    p, happened = np.asarray(stated, float), np.asarray(true, bool)
-    sums = metrics.bin_sums(p, happened)
-    rate = float(happened.mean())
+    p, truth = np.asarray(stated, float), np.asarray(true, bool)
+    sums = metrics.bin_sums(p, truth)
+    rate = float(truth.mean())
     return {
         "n": len(p),
         "ece": metrics.ece_of(sums),
-        "brier": float(((p - happened) ** 2).mean()) if len(p) else math.nan,
+        "brier": float(((p - truth) ** 2).mean()) if len(p) else math.nan,
         "brier_of_base_rate": rate * (1.0 - rate),
         "bins": [asdict(b) for b in metrics.reliability_of(sums)],
     }

@@ -50,18 +50,18 @@ def recorded_compilations(tables: Iterable[Table]) -> list[RecordedCompilation]:
     results: dict[tuple[str, tuple[float, ...]], RecordedCompilation] = {}
     for table in tables:
         problem = table.problem
-        facts = {assignment: one for (assignment, _), one in facts_by_unit(problem).items()}
+        facts = {assignment: unit_facts for (assignment, _), unit_facts in facts_by_unit(problem).items()}
         for m in table.measurements:
             if m.compile_s is None or not m.ok or m.compile_s < LEAST_COMPILE_S:
                 continue
             assignment = assignment_of(m.candidate)
-            one = facts.get(assignment)
-            if one is None and (text := (problem.ttir or {}).get(assignment)):
-                one = cached_facts(text, problem.arguments, problem.grid)
-            if one is None:
+            unit_facts = facts.get(assignment)
+            if unit_facts is None and (text := (problem.ttir or {}).get(assignment)):
+                unit_facts = cached_facts(text, problem.arguments, problem.grid)
+            if unit_facts is None:
                 continue
             config, name = m.candidate.config, problem.kernel.name
-            features = tuple(compile_features(one, config.num_warps, config.num_stages))
+            features = tuple(compile_features(unit_facts, config.num_warps, config.num_stages))
             source = f"{name}|{m.candidate.variant}"
             row = RecordedCompilation(name, family_of(problem), source, features, m.compile_s)
             results.setdefault((source, features), row)

@@ -38,7 +38,7 @@ class FitError(ForecastAutotuneError, ValueError):
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How the trees are grown."""
+    """Settings of the trees."""
 
     trees: int = 64
     """Trees of the forests: of kinship and of failures."""
@@ -102,12 +102,12 @@ def fit_model(
     `believe` is the formula whose residual is learned: another one may read other problems, too.
     """
     how = recipe or FitSettings()
-    read = [
+    arrays = [
         (rows, t.problem.kernel.name)
         for t in tables
         if (rows := _problem_arrays(_TableKey(t), believe)) is not None
     ]
-    problems = [rows for rows, _ in read]
+    problems = [rows for rows, _ in arrays]
     if not problems:
         raise FitError(
             f"none of {len(tables)} tables has TTIR (or facts of it that this release reads), grids and "
@@ -124,43 +124,40 @@ def fit_model(
     target, weight = (
         np.concatenate(x) for x in zip(*(_residual_targets(p, how) for p in problems), strict=True)
     )
-    growing: dict[str, Any] = {
+    options: dict[str, Any] = {
         "n_estimators": how.trees,
         "min_samples_leaf": how.leaf,
         "max_features": how.share,
         "random_state": seed,
         "n_jobs": how.jobs,
     }
-    used = weight > 0
+    use = weight > 0
     features = features.astype(np.float32)  # as they will be read
-    fitted = features[used], target[used], weight[used] / weight[used].mean()
-    boosted = [
-        LGBMRegressor(**boosting).fit(*fitted).booster_ for boosting in _boosting_parameters(how, seed)
-    ]
-    kin = _forest_arrays(ExtraTreesRegressor(**growing).fit(*fitted))
-    failed = np.concatenate([p.failed for p in problems])
+    data = features[use], target[use], weight[use] / weight[use].mean()
+    models = [LGBMRegressor(**kwargs).fit(*data).booster_ for kwargs in _boosting_parameters(how, seed)]
+    kin = _forest_arrays(ExtraTreesRegressor(**options).fit(*data))
+    fails = np.concatenate([p.failed for p in problems])
     failure = None
-    if failed.sum() >= 20:
+    if fails.sum() >= 20:
         even = np.concatenate([np.full(len(p.failed), 1.0 / len(p.failed)) for p in problems])
-        grown = ExtraTreesRegressor(**growing).fit(features, failed.astype(float), sample_weight=even)
-        failure = _forest_arrays(grown)
-    about = {
+        forest = ExtraTreesRegressor(**options).fit(features, fails.astype(float), sample_weight=even)
+        failure = _forest_arrays(forest)
+    counts = {
         "kernels": len({t.problem.kernel.name for t in tables}),
         "problems": len(problems),
         "rows": len(features),
-        "failures": int(failed.sum()),
+        "failures": int(fails.sum()),
         "seed": seed,
     }
-    alike = replace(kin, value=np.zeros_like(kin.value))
-    met = TrainingCorpus.of(problems[0].names, [p.features for p in problems], [name for _, name in read])
-    return LearnedModel(
-        problems[0].names, summed_forest(boosted), alike, failure, how.hyper, how.weight, about, met
-    )
+    kinship = replace(kin, value=np.zeros_like(kin.value))
+    names = problems[0].names
+    corpus = TrainingCorpus.of(names, [p.features for p in problems], [name for _, name in arrays])
+    return LearnedModel(names, summed_forest(models), kinship, failure, how.hyper, how.weight, counts, corpus)
 
 
 def _boosting_parameters(how: FitSettings, seed: int) -> list[dict[str, Any]]:
     """LightGBM's parameters, per boosted model. Two seeds have no model in common."""
-    alike = {
+    common = {
         "n_estimators": how.rounds,
         "learning_rate": how.rate,
         "num_leaves": how.ends,
@@ -176,7 +173,7 @@ def _boosting_parameters(how: FitSettings, seed: int) -> list[dict[str, Any]]:
         "n_jobs": 1,
         "verbose": -1,
     }
-    return [{**alike, "random_state": seed * how.bags + i} for i in range(how.bags)]
+    return [{**common, "random_state": seed * how.bags + i} for i in range(how.bags)]
 
 
 def _forest_arrays(forest: Any) -> Forest:
@@ -186,15 +183,15 @@ def _forest_arrays(forest: Any) -> Forest:
     roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
     shift = np.repeat(roots, sizes)
 
-    def joined(name: str) -> Any:
+    def join(name: str) -> Any:
         return np.concatenate([getattr(t, name) for t in trees])
 
-    leaf = joined("children_left") < 0
+    leaf = join("children_left") < 0
     return Forest(
-        feature=np.where(leaf, -1, joined("feature")).astype(np.int16),
-        threshold=joined("threshold").astype(np.float32),
-        left=np.where(leaf, 0, joined("children_left") + shift).astype(np.int32),
-        right=np.where(leaf, 0, joined("children_right") + shift).astype(np.int32),
+        feature=np.where(leaf, -1, join("feature")).astype(np.int16),
+        threshold=join("threshold").astype(np.float32),
+        left=np.where(leaf, 0, join("children_left") + shift).astype(np.int32),
+        right=np.where(leaf, 0, join("children_right") + shift).astype(np.int32),
         value=np.concatenate([t.value[:, 0, 0] for t in trees]).astype(np.float32),
         roots=roots,
     )
@@ -240,11 +237,11 @@ def _largest_float32_below(values: Array) -> npt.NDArray[np.float32]:
 def _residual_targets(rows: ProblemArrays, how: FitSettings) -> tuple[Array, Array]:
     """(target, weight) per candidate: compressed log2 slowdown, observed minus formula, centred."""
     ok = ~rows.failed
-    seen = how.hyper.compress(rows.observed - np.nanmin(rows.observed), 0.0)
-    believed = how.hyper.compress(rows.formula - rows.formula.min(), 0.0)
-    weight = np.where(ok, 2.0 ** -np.where(ok, seen, 0.0), 0.0)
+    slowdown = how.hyper.compress(rows.observed - np.nanmin(rows.observed), 0.0)
+    forecast = how.hyper.compress(rows.formula - rows.formula.min(), 0.0)
+    weight = np.where(ok, 2.0 ** -np.where(ok, slowdown, 0.0), 0.0)
     weight = weight / weight.sum()
-    residual = np.where(ok, seen - believed, 0.0)
+    residual = np.where(ok, slowdown - forecast, 0.0)
     return residual - (residual * weight).sum(), weight
 
 
@@ -266,14 +263,14 @@ def _problem_arrays(ref: _TableKey, believe: _PriorFunction = formula_prior) -> 
     """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
     table = ref.table
     observed = np.array(table.log2_ms())
-    ran = np.isfinite(observed)
-    if ran.sum() < 2:
+    is_ok = np.isfinite(observed)
+    if is_ok.sum() < 2:
         return None
     problem, candidates = table.problem, list(table.by_candidate())
-    before = believe(problem, candidates, table.grids(), problem.ttir)
-    if before.facts is None or before.costs is None:
+    prior = believe(problem, candidates, table.grids(), problem.ttir)
+    if prior.facts is None or prior.costs is None:
         return None
     x, names = feature_matrix(
-        before.facts, before.costs, [c.config for c in candidates], device_spec(problem.device)
+        prior.facts, prior.costs, [c.config for c in candidates], device_spec(problem.device)
     )
-    return ProblemArrays(x, tuple(names), before.mean, observed, ~ran)
+    return ProblemArrays(x, tuple(names), prior.mean, observed, ~is_ok)

@@ -35,7 +35,7 @@ _WITHIN_TOLERANCE = 0.05
 """The tolerance that P(within) is checked at."""
 DEVICE_TOLERANCES = (0.02, 0.05)
 """At which tables of other devices are replayed: the default, and the one that relatives are checked at."""
-_MOST_CHECKED = 1000
+_MOST_CANDIDATES = 1000
 """Candidates of larger spaces on which statements are checked, evenly spread."""
 _REPLAYED_SHARE = 0.3
 """Replays go on to this share of the candidates, past where the default policy stops."""
@@ -65,7 +65,7 @@ class ReplayStep:
     beaten: bool | None
     """Whether one does; None while nothing has run."""
     p_within: Array
-    """P(within the tolerance) of each candidate not measured yet, [n]; of at most `_MOST_CHECKED` of them."""
+    """P(within the tolerance) of each candidate not measured yet, [n]; of at most `_MOST_CANDIDATES` of them."""
     within: Array
     """1.0 where it is within `_WITHIN_TOLERANCE` of the best of all, else 0.0, [n]."""
     z: Array
@@ -113,9 +113,9 @@ class ObservedPolicy(RiskBounded):
         best = min(self._truth.values())
         forecasts, names = state.forecasts, state.forecasts.candidates
         rows = np.array([i for i, c in enumerate(names) if c not in state.measured], dtype=np.intp)
-        rows = rows[:: math.ceil(len(rows) / _MOST_CHECKED) or 1]
+        rows = rows[:: math.ceil(len(rows) / _MOST_CANDIDATES) or 1]
         times = np.array([self._truth.get(names[int(i)], math.inf) for i in rows])
-        ran = np.isfinite(times)
+        is_ok = np.isfinite(times)
         near = math.log2(1 + state.tolerance) + 1e-9
         own = sum(m.ok for m in state.measured.values())
         return ReplayStep(
@@ -126,7 +126,7 @@ class ObservedPolicy(RiskBounded):
             beaten=state.best() - best > near if math.isfinite(state.best()) else None,
             p_within=forecasts.p_within(_WITHIN_TOLERANCE, seed=state.seed)[rows],
             within=(times <= best + math.log2(1 + _WITHIN_TOLERANCE)).astype(float),
-            z=(times[ran] - forecasts.mean[rows][ran]) / forecasts.sd[rows][ran],
+            z=(times[is_ok] - forecasts.mean[rows][is_ok]) / forecasts.sd[rows][is_ok],
             group=forecasts.group,
         )
 
@@ -148,10 +148,10 @@ def observe_replay(
     with warnings.catch_warnings():
         # The tuner would go on without forecasts, and there would be nothing to calibrate.
         warnings.filterwarnings("error", "(surrogate .* failed|joint samples failed)")
-        _, seen = replay_one(
+        _, measurements = replay_one(
             table, surrogate=surrogate, policy=policy, settings=settings, relatives=relatives
         )
-    return list(policy.steps.values()), seen
+    return list(policy.steps.values()), measurements
 
 
 def collect_replays(
@@ -197,8 +197,8 @@ def _replay_shares(
         for table in fold.test:
             kernels.setdefault(table.problem.kernel.name, []).append(table)
         for seed in seeds:
-            for some in kernels.values():
-                yield _ReplayShare(replace(fold, test=tuple(some), train=()), surrogate, seed, unseen)
+            for test in kernels.values():
+                yield _ReplayShare(replace(fold, test=tuple(test), train=()), surrogate, seed, unseen)
 
 
 def _replay_share(share: _ReplayShare) -> list[ReplayRecord]:
@@ -207,12 +207,12 @@ def _replay_share(share: _ReplayShare) -> list[ReplayRecord]:
 
 def _replay_passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) -> Iterator[ReplayRecord]:
     """The kernel unseen, then tuned at others of its shapes, short lists, no IR, then on a renamed device."""
-    tuned: dict[str, Sequence[Measurement]] = {}
+    measurements: dict[str, Sequence[Measurement]] = {}
 
     def play(table: Table, relatives: Sequence[Relative] = ()) -> ReplayRecord:
-        steps, seen = observe_replay(table, surrogate, seed=seed, relatives=relatives)
+        steps, rows = observe_replay(table, surrogate, seed=seed, relatives=relatives)
         problem = table.problem
-        tuned.setdefault(problem.id, seen[:_TUNED_MEASUREMENTS])
+        measurements.setdefault(problem.id, rows[:_TUNED_MEASUREMENTS])
         count = len(table.by_candidate())
         group = calibration_group(problem.device, bool(problem.ttir), count, kinship(problem, relatives))
         # How strange a kernel is, the surrogate knows alone.
@@ -223,12 +223,12 @@ def _replay_passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) ->
     if unseen:
         return
     for table in fold.test:
-        if others := _tuned_before(table.problem, fold.test, seed):
-            yield play(table, [Relative(problem, tuned[problem.id]) for problem in others])
+        if problems := _earlier_problems(table.problem, fold.test, seed):
+            yield play(table, [Relative(problem, measurements[problem.id]) for problem in problems])
     for table in fold.test:
         for length in _SHORT_LENGTHS:
-            if (few := shorten_table(table, length, seed)) is not None:
-                yield play(few)
+            if (short_table := shorten_table(table, length, seed)) is not None:
+                yield play(short_table)
     for table in fold.test:
         if table.problem.ttir:
             yield play(Table(replace(table.problem, ttir={}), table.measurements))
@@ -237,16 +237,16 @@ def _replay_passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) ->
             yield play(Table(replace(table.problem, device=strange), table.measurements))
 
 
-def _tuned_before(problem: Problem, tables: Sequence[Table], seed: int) -> list[Problem]:
+def _earlier_problems(problem: Problem, tables: Sequence[Table], seed: int) -> list[Problem]:
     """The problems before this one, were its kernel's problems to come in an order drawn at random.
 
     Nearest first, and at least one if there is another.
     """
-    others = [r.problem for r in nearest_relatives(problem, tables)]
+    problems = [r.problem for r in nearest_relatives(problem, tables)]
     generator = np.random.default_rng([seed, int(digest(problem.id)[:12], 16)])
-    order = generator.permutation(len(others))
-    count = 1 + int(generator.integers(max(1, len(others))))
-    return [others[i] for i in sorted(order[:count])]
+    order = generator.permutation(len(problems))
+    count = 1 + int(generator.integers(max(1, len(problems))))
+    return [problems[i] for i in sorted(order[:count])]
 
 
 def shorten_table(table: Table, length: int, seed: int) -> Table | None:
@@ -255,8 +255,8 @@ def shorten_table(table: Table, length: int, seed: int) -> Table | None:
     if len(rows) <= length:
         return None
     generator = np.random.default_rng([seed, length, int(digest(table.problem.id)[:12], 16)])
-    kept = [rows[i] for i in sorted(generator.permutation(len(rows))[:length])]
-    return Table(table.problem, kept) if any(m.ok for m in kept) else None
+    sample = [rows[i] for i in sorted(generator.permutation(len(rows))[:length])]
+    return Table(table.problem, sample) if any(m.ok for m in sample) else None
 
 
 def device_replays(tables: Sequence[Table], seed: int) -> list[_DeviceReplay]:
@@ -266,12 +266,12 @@ def device_replays(tables: Sequence[Table], seed: int) -> list[_DeviceReplay]:
     """
     replays: list[_DeviceReplay] = []
     for table in tables:
-        others = tables_elsewhere(table, tables)
-        if len(others) > 1:
-            replays.append((table, others))
-        if others:
-            drawn = np.random.default_rng([seed, int(digest(table.problem.id), 16)]).integers(len(others))
-            replays.append((table, [others[int(drawn)]]))
+        relatives = tables_elsewhere(table, tables)
+        if len(relatives) > 1:
+            replays.append((table, relatives))
+        if relatives:
+            choice = np.random.default_rng([seed, int(digest(table.problem.id), 16)]).integers(len(relatives))
+            replays.append((table, [relatives[int(choice)]]))
     families = {family_of(table.problem) for table, _ in replays}
     if len(families) < 2:
         raise SplitError(
@@ -283,12 +283,12 @@ def device_replays(tables: Sequence[Table], seed: int) -> list[_DeviceReplay]:
 
 def run_device_replay(job: _DeviceReplay, *, seed: int) -> list[ReplayRecord]:
     """One table's replays, at every tolerance of `DEVICE_TOLERANCES`."""
-    table, others = job
+    table, relatives = job
     records = []
     for tolerance in DEVICE_TOLERANCES:
         settings = Settings().with_(tolerance=tolerance)
-        steps, _ = observe_replay(table, PooledSurrogate(), seed=seed, relatives=others, settings=settings)
-        family, group = family_of(table.problem), pool_group(len(others))
+        steps, _ = observe_replay(table, PooledSurrogate(), seed=seed, relatives=relatives, settings=settings)
+        family, group = family_of(table.problem), pool_group(len(relatives))
         records.append(ReplayRecord(family, table.problem.id, group, len(table.by_candidate()), tuple(steps)))
     return records
 

@@ -85,7 +85,7 @@ class ModelAnswers(
             read=lambda value: np.array(value, dtype=np.intp), write=lambda rows: rows.tolist()
         )
     )
-    """Which candidates were asked about, [m]."""
+    """Rows of the candidates that were asked about, [m]."""
     stated: Array = field(metadata=_ARRAY)
     """Probabilities of the labels, [m, labels]; rows of zeros where the model said nothing."""
     mass: Array = field(metadata=_ARRAY)
@@ -126,34 +126,34 @@ def collect_answers(
     come, and those found there are not asked for again. Raises `SplitError` for a single family, `LLMError`
     when the model fails, and `RecordError` for a damaged file.
     """
-    done = _read_collected(kept)
+    answers_by_name = _read_collected(kept)
     answers: list[ModelAnswers] = []
     identity = backend.identity()
     for count, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
         question = question_about(table, surrogate.prior)
         name = digest(identity, question.question.prompt.prefix, *question.question.prompt.suffixes)
-        if name not in done:
-            done[name] = question.ask(backend, timeout_s)
+        if name not in answers_by_name:
+            answers_by_name[name] = question.ask(backend, timeout_s)
             if kept is not None:
-                line = json.dumps({"asked": name, **done[name].to_json()}, allow_nan=False)
+                line = json.dumps({"asked": name, **answers_by_name[name].to_json()}, allow_nan=False)
                 append(kept, f"{line}\n".encode(), exclusive=True)
-        answers.append(done[name])
+        answers.append(answers_by_name[name])
         if progress is not None:
-            progress(count, len(tables), done[name].label)
+            progress(count, len(tables), answers_by_name[name].label)
     return answers
 
 
-def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
-    if kept is None or not kept.is_file():
+def _read_collected(path: Path | None) -> dict[str, ModelAnswers]:
+    if path is None or not path.is_file():
         return {}
     results = {}
-    for line in read_document(kept).splitlines():
+    for line in read_document(path).splitlines():
         try:
             data = json.loads(line)
         except (ValueError, RecursionError):
             continue  # cut off by a kill: it is asked for again
         if not isinstance(data, dict):
-            raise RecordError(f"{kept}: a line is no JSON object: name another file for --answers")
+            raise RecordError(f"{path}: a line is no JSON object: name another file for --answers")
         name = str(data.pop("asked", ""))
         results[name] = ModelAnswers.from_json(data)
     return results
@@ -180,7 +180,7 @@ class TableQuestion:
         prompt, problem = self.question.prompt, self.table.problem
         answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
         log2_ms = np.array(self.table.log2_ms())
-        usage, listed = answer.usage, list(self.table.by_candidate())
+        usage, candidates = answer.usage, list(self.table.by_candidate())
         return ModelAnswers(
             problem.id,
             str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
@@ -201,7 +201,7 @@ class TableQuestion:
             len(prompt.prefix) + max(map(len, prompt.suffixes)),
             usage.prompt_tokens + usage.output_tokens,
             usage.seconds,
-            tuple(listed[row].id for row in self.question.rows),
+            tuple(candidates[row].id for row in self.question.rows),
         )
 
 

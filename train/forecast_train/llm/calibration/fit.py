@@ -114,9 +114,9 @@ def _temperature(answers: Sequence[ModelAnswers]) -> float:
             continue
         label = BINS.labels_of(a.ratios[a.answered])
         logits = np.log(np.maximum(a.stated[a.answered], 1e-12))
-        scaled = logits[None] / _TEMPERATURES[:, None, None]
-        scaled = scaled - scaled.max(axis=2, keepdims=True)
-        log_p = scaled - np.log(np.exp(scaled).sum(axis=2, keepdims=True))
+        scores = logits[None] / _TEMPERATURES[:, None, None]
+        scores = scores - scores.max(axis=2, keepdims=True)
+        log_p = scores - np.log(np.exp(scores).sum(axis=2, keepdims=True))
         losses -= log_p[:, np.arange(len(label)), label].mean(axis=1)
     return float(_TEMPERATURES[int(np.argmin(losses))])
 
@@ -177,19 +177,19 @@ class StackingEvidence:
 
 def stacking_evidence(a: ModelAnswers, calibration: LLMCalibration) -> StackingEvidence | None:
     """The evidence of one problem; None where the model spoke of fewer than three candidates that ran."""
-    trust, stated = np.zeros(len(a.learned)), a.learned.copy()
+    trust, answer = np.zeros(len(a.learned)), a.learned.copy()
     trust[a.rows] = calibration.trust(a.stated, a.mass)
-    stated[a.rows] = calibration.moments(a.stated)[0]
-    gap = disagreement(a.learned, stated, trust, _HYPER)
+    answer[a.rows] = calibration.moments(a.stated)[0]
+    gap = disagreement(a.learned, answer, trust, _HYPER)
     rows = (trust > 0) & np.isfinite(a.log2_ms)
     if rows.sum() < 3:
         return None
     true = _HYPER.compress(a.log2_ms[rows] - a.log2_ms[rows].min(), 0.0)
-    believed = _HYPER.compress(a.learned - a.learned.min(), 0.0)[rows]
+    forecast = _HYPER.compress(a.learned - a.learned.min(), 0.0)[rows]
     weight = 2.0**-true
     weight = weight / weight.sum()
-    x, error, moved = (v - weight @ v for v in (believed, true - believed, gap[rows]))
-    return StackingEvidence(a.family, x, error, moved, weight)
+    x, error, news = (v - weight @ v for v in (forecast, true - forecast, gap[rows]))
+    return StackingEvidence(a.family, x, error, news, weight)
 
 
 def fit_weight(evidence: Sequence[StackingEvidence]) -> tuple[BlendWeight, float]:
@@ -216,8 +216,8 @@ def _family_curves(evidence: Sequence[StackingEvidence]) -> dict[str, Array]:
     family = np.array([e.family for e in evidence])
     scores = np.zeros(squares.shape)
     for i, e in enumerate(evidence):
-        others = squares[family != e.family, 0]
-        size = float(np.median(others)) if len(others) else float(squares[i, 0])
+        other_errors = squares[family != e.family, 0]
+        size = float(np.median(other_errors)) if len(other_errors) else float(squares[i, 0])
         count = 1.0 / float(e.weight @ e.weight)
         score = -(_FREEDOM + count) / (2.0 * count) * np.log1p(count * squares[i] / (_FREEDOM * size))
         scores[i] = score - score[0]
@@ -235,14 +235,14 @@ def _first_best(scores: Array) -> int:
 
 
 def _spread_of_families(evidence: Sequence[StackingEvidence]) -> float:
-    """How much the weight differs from family to family."""
-    shared = np.array([float(e.weight @ (e.error * e.news)) for e in evidence])
+    """Return the spread of the weight from family to family."""
+    products = np.array([float(e.weight @ (e.error * e.news)) for e in evidence])
     own = np.array([float(e.weight @ e.news**2) for e in evidence])
     family = np.array([e.family for e in evidence])
     ridge = 0.05 * float(own.sum()) + 1e-4
-    whole = float(shared.sum() / (own.sum() + ridge))
+    whole = float(products.sum() / (own.sum() + ridge))
     rows = [family == f for f in np.unique(family)]
-    each = np.array([float(shared[r].sum() / (own[r].sum() + ridge)) for r in rows])
+    each = np.array([float(products[r].sum() / (own[r].sum() + ridge)) for r in rows])
     mass = np.array([float(own[r].sum()) for r in rows])
     between = math.sqrt(float(np.average((each - whole) ** 2, weights=mass + 1e-12)))
     return round(min(_MOST_SD, max(_LEAST_SD, between)), 4)

@@ -122,10 +122,10 @@ def replay_pairs(
     """
     base, pairs = settings or Settings(), []
     for fold in make_folds(tables, "family"):
-        learned = learn(fold.train)
-        others = [a for a in answers if a.family != fold.name]
-        model = RecordedAnswersLLM([a for a in answers if a.family == fold.name], calibrated(others))
-        plain = DefaultSurrogate(learned)
+        surrogate = learn(fold.train)
+        other_answers = [a for a in answers if a.family != fold.name]
+        model = RecordedAnswersLLM([a for a in answers if a.family == fold.name], calibrated(other_answers))
+        plain = DefaultSurrogate(surrogate)
         both = EnsembleSurrogate(plain, model, patient=True, gate=always_ask)
         for table in fold.test:
             pairs += [_replay_pair(fold.name, table, plain, both, base.with_(seed=seed)) for seed in seeds]
@@ -141,8 +141,8 @@ def _replay_pair(
     )
     # Whoever accepts a tolerance is served as well by anything within it.
     level = max(without.regret, with_it.regret, settings.tolerance) + 1e-9
-    needed = [_measurements_until(row.path, level) for row in (without, with_it)]
-    return PairedReplay(family, without.regret, with_it.regret, *needed)
+    counts = [_measurements_until(row.path, level) for row in (without, with_it)]
+    return PairedReplay(family, without.regret, with_it.regret, *counts)
 
 
 def _measurements_until(path: Sequence[float], level: float) -> int:
@@ -170,6 +170,6 @@ def estimate_saving(pairs: Sequence[PairedReplay]) -> SavingEstimate:
     )
 
 
-def _jackknife(left: Sequence[float]) -> float:
-    n, values = len(left), np.array(left)
+def _jackknife(estimates: Sequence[float]) -> float:
+    n, values = len(estimates), np.array(estimates)
     return math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))

@@ -47,7 +47,7 @@ _CENTRAL_60_WIDTH = 1.6832424671458284
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How examples are drawn. Part of a run's configuration file."""
+    """Settings of the drawing of examples. Part of a run's configuration file."""
 
     moments: int = 6
     """Examples per problem."""
@@ -98,24 +98,24 @@ def _examples_of_table(
     candidates = CandidateList.of(list(rows))
     problem = replace(table.problem, ttir={})
     query = Query(problem, candidates, table.grids(), ttir=table.problem.ttir)
-    before, believed = AnalyticSurrogate().prior(query), surrogate.prior(query).mean
+    before, forecast = AnalyticSurrogate().prior(query), surrogate.prior(query).mean
     log2_ms = np.array(table.log2_ms())
     shapes = tables_of_other_shapes(table.problem, tables)
     examples = []
     for moment in range(recipe.moments):
         # Named by the problem, so that adding tables changes no other problem's examples.
         generator = np.random.default_rng([seed, moment, int(digest(table.problem.id)[:12], 16)])
-        known = recipe.known[moment % len(recipe.known)]
-        own = _draw_measurements(list(rows.values()), min(known, len(rows) // 2), generator)
-        others: list[Relative] = []
+        count = recipe.known[moment % len(recipe.known)]
+        own = _draw_measurements(list(rows.values()), min(count, len(rows) // 2), generator)
+        relatives: list[Relative] = []
         if shapes and generator.random() < recipe.relatives:
-            some = [
+            samples = [
                 _draw_measurements(list(t.by_candidate().values()), recipe.relative_rows, generator)
                 for t in shapes
             ]
-            others = [Relative(t.problem, m) for t, m in zip(shapes, some, strict=True)]
+            relatives = [Relative(t.problem, m) for t, m in zip(shapes, samples, strict=True)]
         question = build_question(
-            replace(query, measured=own, relatives=others), before, believed, most=len(candidates)
+            replace(query, measured=own, relatives=relatives), before, forecast, most=len(candidates)
         )
         if (
             example := _example(table, candidates, rows, question, own, log2_ms, recipe, generator)
@@ -128,8 +128,8 @@ def _draw_measurements(
     rows: Sequence[Measurement], count: int, generator: np.random.Generator
 ) -> tuple[Measurement, ...]:
     """Some of the measurements, in their order: a decision under way has seen fast and slow ones."""
-    taken = generator.permutation(len(rows))[:count]
-    return tuple(rows[i] for i in sorted(taken))
+    places = generator.permutation(len(rows))[:count]
+    return tuple(rows[i] for i in sorted(places))
 
 
 def _example(
@@ -142,10 +142,10 @@ def _example(
     recipe: ExampleSettings,
     generator: np.random.Generator,
 ) -> Example:
-    shown = {m.candidate for m in own}
+    own_candidates = {m.candidate for m in own}
     ratios = question.ratios(log2_ms)
     # What the prompt tells is no question.
-    places = [i for i, row in enumerate(question.rows) if candidates[row] not in shown]
+    places = [i for i, row in enumerate(question.rows) if candidates[row] not in own_candidates]
     places = sorted(generator.permutation(places)[: recipe.most].tolist())
     answers = []
     for i in places:
@@ -209,11 +209,11 @@ def cross_fit(
     if len(groups) < 2:
         return formula_surrogate
     fits: dict[str, AnalyticSurrogate] = {}
-    for done, group in enumerate(groups, 1):
+    for count, group in enumerate(groups, 1):
         surrogate = _fit_or_formula(tables_without(tables, group), learn)
         fits |= {t.problem.id: surrogate for t in group}
         if progress is not None:
-            progress(done, len(groups))
+            progress(count, len(groups))
     return lambda table: fits[table.problem.id]
 
 

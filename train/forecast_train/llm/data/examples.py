@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ExampleOrigin:
-    """Where an example comes from: what it may be split and grouped by."""
+    """The origin of an example: the values to split and group by."""
 
     problem: str
     kernel: str
@@ -98,9 +98,9 @@ def _example_columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
     names = ("example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS, "label")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for e in examples:
-        shared = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED_FIELDS}}
+        common = {"example": e.id, **vars(e.origin), **{n: getattr(e, n) for n in _SHARED_FIELDS}}
         for a in e.candidates:
-            for name, value in {**shared, **vars(a), "label": a.label}.items():
+            for name, value in {**common, **vars(a), "label": a.label}.items():
                 columns[name].append(None if isinstance(value, float) and math.isnan(value) else value)
     return columns
 
@@ -142,8 +142,8 @@ def read_examples(path: Path) -> list[Example]:
 def _example(rows: Sequence[Mapping[str, Any]]) -> Example:
     candidates = []
     for row in rows:
-        known: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _CANDIDATE_FIELDS}
-        candidates.append(ExampleCandidate(**known))
+        fields: dict[str, Any] = {n: math.nan if row[n] is None else row[n] for n in _CANDIDATE_FIELDS}
+        candidates.append(ExampleCandidate(**fields))
     first = rows[0]
     return Example(
         ExampleOrigin(**{n: first[n] for n in _ORIGIN_FIELDS}),
@@ -180,27 +180,27 @@ def dataset_card(sides: Mapping[str, Sequence[Example]], about: Mapping[str, Any
 
     `about` says how the set was made: split, seed, recipe, releases, the digests of its tables.
     """
-    counted = dataset_summary(sides)
+    summary = dataset_summary(sides)
     files = "\n".join(f"  - split: {side}\n    path: {side}.parquet" for side in sides)
     table = [
         "| side | examples | rows | problems | kernels | families | devices |",
         "|---|---|---|---|---|---|---|",
     ]
-    for side, c in counted.items():
-        shown = [
+    for side, c in summary.items():
+        cells = [
             c["examples"],
             c["rows"],
             c["problems"],
             *(len(c[n]) for n in ("kernels", "families", "devices")),
         ]
-        table.append(f"| {side} | {' | '.join(map(str, shown))} |")
+        table.append(f"| {side} | {' | '.join(map(str, cells))} |")
     bins = ["| label | meaning | " + " | ".join(sides) + " |", "|---|---|" + "---|" * len(sides)]
     for label in BINS.labels:
-        counts = " | ".join(str(c["labels"][label.token]) for c in counted.values())
+        counts = " | ".join(str(c["labels"][label.token]) for c in summary.values())
         bins.append(f"| {label.token} | {label.meaning} | {counts} |")
-    held = "\n".join(
+    contents = "\n".join(
         f"- {side}: kernels {', '.join(c['kernels']) or 'none'}; devices {', '.join(c['devices']) or 'none'}"
-        for side, c in counted.items()
+        for side, c in summary.items()
     )
     return f"""---
 configs:
@@ -223,7 +223,7 @@ labels and are left out. Sides share no family of kernels: the writer refuses to
 
 {chr(10).join(bins)}
 
-{held}
+{contents}
 
 Made with:
 
