@@ -197,13 +197,14 @@ def launches_on(miss: Miss, device: Device) -> dict[str, int]:
 def binaries_of(store: Store, kernel: str | None) -> list[PlannedCompilation]:
     """The recorded compilations, the longest first, and then the probable ones."""
     bundled = (c for bundle in store.layers.bundles for c in bundle.compilations)
-    every = list({c.id: c for c in (*bundled, *store.compilations.all())}.values())
+    compilations = {c.id: c for c in (*bundled, *store.compilations.all())}.values()
     # Compilations found in Triton's cache, or made for a tuner, have no recorded seconds.
-    usual_s = statistics.median([c.seconds for c in every if c.seconds] or [UNKNOWN_S])
+    usual_s = statistics.median([c.seconds for c in compilations if c.seconds] or [UNKNOWN_S])
+    every = [replace(c, seconds=c.seconds or usual_s) for c in compilations]
     chosen = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
-    binaries = [PlannedCompilation(c, expected_s=c.seconds or usual_s, trouble=c.trouble) for c in chosen]
+    binaries = [PlannedCompilation(c, expected_s=c.seconds, trouble=c.trouble) for c in chosen]
     binaries.sort(key=lambda c: -c.expected_s)
-    return binaries + probable_compilations([replace(c, seconds=c.seconds or usual_s) for c in chosen])
+    return binaries + probable_compilations(chosen)
 
 
 def compile_binaries(
