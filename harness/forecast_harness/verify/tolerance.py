@@ -260,8 +260,9 @@ def _compare_elements(
     beyond = over & (value.sign() == want.sign()) & (value.abs() >= nearly)
     same = (value.isnan() & want.isnan()) | (value == want) | beyond
     edge = value.isinf() & (value.sign() == want.sign()) & (want.abs() + limit >= largest)
-    # A NaN compares false with everything, so it counts as wrong unless the reference has one there.
-    wrong = ~(same | edge | (error <= limit))
+    # A NaN compares false with everything, so it counts as wrong unless the reference has one there; nothing is near
+    # an infinite one, whose limit may be infinite, too.
+    wrong = ~(same | edge | (want.isfinite() & (error <= limit)))
     return wrong, error, ~(same | edge) & limit.isfinite()
 
 

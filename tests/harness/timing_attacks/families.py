@@ -24,8 +24,7 @@ def mark(given):
 
 
 def replace(place, name, make):
-    if hasattr(place, name):
-        setattr(place, name, make(getattr(place, name)))
+    setattr(place, name, make(getattr(place, name)))
 
 
 def mapped(count):

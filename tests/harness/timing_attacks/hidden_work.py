@@ -86,7 +86,7 @@ def wrapped(original):
     return watch
 
 
-replace(inside.tracing, "watch_launch", wrapped)
+replace(inside, "watch_launch", wrapped)
 """,
     "after_restoring": _PRECOMPUTED
     + """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import log
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("triton")
 from forecast_harness.clocks.devices import LaunchTiming
 from forecast_harness.clocks.paired_comparison import ComparisonOutcome, ComparisonResult, StoppingRules
 from forecast_harness.clocks.times import impossible_time
+from forecast_harness.sandbox import cell_process, wire
 from forecast_harness.sandbox.api import ContainmentLevel, ResourceLimits, SandboxLane
 from forecast_harness.targets.packs import Language, Workload, load_pack, make_solution
 from forecast_harness.trials.bench import BenchResult, compare_solutions
@@ -169,6 +172,17 @@ def test_every_family_is_tried() -> None:
     assert set(CHEAP) == set(FAMILIES)
     assert all(len(variants) >= 4 for variants in FAMILIES.values())
     assert all(set(picked) <= set(FAMILIES[family]) for family, picked in CHEAP.items())
+
+
+def test_attacks_replace_functions_that_are_there() -> None:
+    """An attack on a name that is gone would end at its import, and test nothing."""
+    places = {"inside": inside, "wire": wire, "process": cell_process}
+    replaced = set(
+        re.findall(r'^ *replace\((\w+)((?:\.\w+)*), "(\w+)"', "\n".join(sources(PACK).values()), re.M)
+    )
+    assert len(replaced) > 20
+    for root, path, name in replaced:
+        attrgetter(f"{path}.{name}".lstrip("."))(places[root])
 
 
 def compare(lane: SandboxLane, source: str) -> BenchResult:

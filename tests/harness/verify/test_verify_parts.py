@@ -416,15 +416,17 @@ def test_what_a_base_gives_is_right_however_far_its_wider_run_is_from_it() -> No
 
 
 @pytest.mark.parametrize("special", [math.nan, math.inf, 7e4])
-def test_no_number_is_one_that_its_base_has_not(monkeypatch: pytest.MonkeyPatch, special: float) -> None:
+def test_a_special_number_has_to_be_where_its_base_has_one(
+    monkeypatch: pytest.MonkeyPatch, special: float
+) -> None:
     monkeypatch.setitem(_ELEMENTS_BESIDE_BASE, "cpu", 48)
     wide = EXACT.clone()
     wide[1, 55] = special
     base, odd = EXACT.half(), wide.half()
     assert compare_with_base(odd, odd, wide) == ("", pytest.approx(0.23762, rel=1e-3))
-    assert compare_with_base(odd, base, EXACT)[0].startswith(
-        "1 of 192 elements are wrong; the first at (1, 55)"
-    )
+    for own, expected, exact in ((odd, base, EXACT), (base, odd, wide)):
+        problem, _ = compare_with_base(own, expected, exact)
+        assert problem.startswith("1 of 192 elements are wrong; the first at (1, 55)")
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 0), (2, 3, 4)])
