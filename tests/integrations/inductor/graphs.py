@@ -34,8 +34,6 @@ from forecast_integrations.inductor.session import TuningSession
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048, 62914560, 150000000000)
 LATER = "9999"
 """A view that sees everything."""
-config.cpp.vec_isa_ok = True
-"""Else the first question for a processor's vectors compiles six programs, for nine seconds of a core."""
 
 
 class FunctionSurrogate:
