@@ -187,7 +187,7 @@ def test_a_source_is_served_at_the_calls_alone_at_which_it_is_faster(tmp_path: P
     replacement = faster_module(function, source, judged.faster_at)
     (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan().to_json()))
     recorder = ProgramRecorder(tmp_path)
-    served = recorder._replacing("module:f", lambda x, most=9.0: x + 1, replacement)
+    served = recorder._replacement_wrapper("module:f", lambda x, most=9.0: x + 1, replacement)
     text = patch_text({"module:f": (function, replacement)}, {}, tmp_path)
     module = text.partition("+++ b/f_faster.py\n")[2].partition("\n--- ")[0]
     assert (
