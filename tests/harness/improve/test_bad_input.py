@@ -42,6 +42,7 @@ from forecast_harness.improve.session import Improvement, ImproveSession, Improv
 from forecast_harness.improve.steps import steps_of
 from forecast_integrations.triton import program_recording
 from forecast_integrations.triton.program_recording import ProgramRecorder, record_first_rank
+from tests.waiting import wait_until
 
 PROGRAM = UserProgram(("program.py",))
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"
@@ -148,8 +149,12 @@ def test_ctrl_c_ends_with_what_is_known_and_leaves_no_process(tmp_path: Path) ->
     assert "norms" in output
     assert "interrupted" in output
     assert (tmp_path / "work" / "out" / "improve.json").exists()
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(tmp_path) not in listed
+
+    def is_gone() -> bool:  # a killed process may need a moment
+        processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return str(tmp_path) not in processes
+
+    wait_until(is_gone, "the end of what it started")
 
 
 def recording(*launches: str) -> ProgramRecording:
