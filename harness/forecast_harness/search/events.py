@@ -171,6 +171,11 @@ class NodeForecastRequest:
     """Everything measured that this batch may know: node, result, score as in `ProposalRequest.score`."""
     target: SearchTarget | None = None
 
+    def nodes_by_id(self) -> dict[str, Node]:
+        """The judged nodes, the batch, and the reference."""
+        nodes = (*(n for n, _, _ in self.judged), *self.nodes, self.reference)
+        return {n.id: n for n in nodes}
+
 
 @dataclass(frozen=True)
 class RecordChoice:

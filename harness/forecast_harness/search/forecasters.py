@@ -299,8 +299,7 @@ class LineageForecaster:
         """
         corrections = offsets or {}
         results = [r for r in question.judged if r[1].log2_ratio is not None][-_MAX_RESULTS:]
-        nodes = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
-        nodes |= {question.reference.id: question.reference}
+        nodes = question.nodes_by_id()
         scores = {n.id: score for n, _, score in results}
         features = NodeFeatures.of(question.nodes, nodes, scores)
         before = features.parents + np.array([corrections.get(n.id, 0.0) for n in question.nodes])
@@ -479,8 +478,7 @@ class TritonForecaster:
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about every node; one that cannot be traced is left to its lineage."""
-        nodes = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
-        nodes |= {question.reference.id: question.reference}
+        nodes = question.nodes_by_id()
         self._tracer.prepare(list(nodes.values()))
         forecasts = {node.id: self._tracer.best_forecast(node) for node in nodes.values()}
         offsets = {}
