@@ -26,7 +26,7 @@ def picks(found: list[triton.Config], count: int, shift: int) -> list[triton.Con
 
 
 def interpret(case: Case, shift: int) -> Iterator[dict[str, str]]:
-    """What is wrong with the results of some configs."""
+    """Yield the faults in the results of some configs."""
     chosen = picks(configs(case), 3, shift)
     if case.wide is not None:
         chosen += picks(configs(case, wide=True), 2, shift)

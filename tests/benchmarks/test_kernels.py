@@ -43,7 +43,7 @@ OTHERS = [c for c in FIRST if c not in COMPILED]
 
 
 def interpreted(chosen: list[Case]) -> dict[str, list[dict[str, str]]]:
-    """What the worker says of these cases."""
+    """The worker's results of these cases."""
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
     command = [sys.executable, str(WORKER), *(case.name for case in chosen)]
@@ -104,7 +104,7 @@ def test_kernels_of_every_family_and_hand_compile_for_sm_90(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    # What is compiled takes as long as its tiles are large; a large one shows no more than a small one.
+    # Large tiles take longer to compile, and show no more than small ones.
     config = min(configs(case), key=lambda c: math.prod(v for v in c.kwargs.values() if isinstance(v, int)))
     target = GPUTarget("cuda", 90, 32)
     (tmp_path / "kernel.ttir").write_text(traced(case, config, target))

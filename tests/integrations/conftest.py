@@ -46,7 +46,7 @@ def device(clean_environment: None) -> Iterator[Any]:
 
 @pytest.fixture(params=["fork", "threads"])
 def compiler(request: pytest.FixtureRequest, device: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What compiles candidates on the null device."""
+    """A compiler of candidates on the null device."""
     monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", request.param)
     return str(request.param)
 

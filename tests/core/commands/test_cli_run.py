@@ -183,7 +183,7 @@ print(before, served, len(hooks), len(inspect.getsource(triton)) > 0)
 @needs_triton
 @pytest.mark.parametrize(("values", "served"), [(["1"], True), (["0", ""], False)])
 def test_the_variable_alone_patches_triton_when_it_is_imported(values: list[str], served: bool) -> None:
-    # What site-packages run at start-up: the line of our .pth file, here without the variable first.
+    # The line of our .pth file, which site-packages run at start-up: here without the variable first.
     line = (Path(__file__).parents[3] / "forecast_autotune/assets/autoload.pth").read_text(encoding="utf-8")
     start = "\n".join([line, *(f"os.environ['FORECAST_AUTOTUNE'] = {value!r}\n{line}" for value in values)])
     environment = {k: v for k, v in os.environ.items() if k != "FORECAST_AUTOTUNE"}

@@ -40,7 +40,7 @@ def environment(folder: Path, cache: str, **more: str) -> dict[str, str]:
 
 
 def answer_of(worker: str, given: dict[str, str], *words: object) -> Any:
-    """What a program of this folder prints; errors among it."""
+    """The output of a program of this folder, with its errors."""
     command = [sys.executable, str(Path(__file__).with_name(worker)), *map(str, words)]
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-5000:]

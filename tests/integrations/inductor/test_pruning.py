@@ -162,7 +162,7 @@ def listed_here(inputs: Any, count: int = COUNT) -> list[Any]:
 
 
 def first_of(ours: TuningSession, inputs: Any, listed: list[Any], *, drafted: bool = True) -> list[Any]:
-    """What is compiled first; `drafted`: of those that get code."""
+    """The choices that are compiled first; `drafted`: among those that get code."""
     made = [c.choice for c in (prune_before_codegen(ours, "mm", inputs, listed) if drafted else listed)]
     return prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
 

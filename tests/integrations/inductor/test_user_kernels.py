@@ -83,7 +83,7 @@ def inductor(torch_has_triton: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def lowering(kernel: Any, n: int, inductor: list[Lowering]) -> Lowering:
-    """What Inductor gets of a kernel that is launched for so many elements."""
+    """Inductor's result of a kernel that is launched for so many elements."""
     torch._dynamo.reset()
     with pytest.raises(Exception, match="ReachedError"):
         torch.compile(lambda x: launch(kernel, x), fullgraph=True)(torch.zeros(n))
@@ -147,7 +147,7 @@ def test_nothing_is_changed_without_a_plan(inductor: list[Lowering], monkeypatch
 
 def test_a_cached_graph_is_named_by_the_rules_of_its_kernels(device: Any) -> None:
     def rules(kernel: Any) -> Any:
-        """Of as much of a graph as its key in the cache is made of."""
+        """The digests of a graph of this kernel, which are part of its key in the cache."""
         graph = torch.fx.Graph()
         number = kernel_side_table.add_kernel(kernel)
         graph.call_function(triton_kernel_wrapper_mutation, kwargs={"kernel_idx": number})
