@@ -21,13 +21,23 @@ class SteppedCuda:
         self.recorded: list[float] | None = None
         """Seconds of what is being recorded; None while nothing is."""
         self.host_is_slow: Callable[[], bool] = lambda: False
+        self.host_now_s = 0.0
+        self.host_op_s: Callable[[], float] | None = None
+        """The host's clock, and its seconds for the next thing that it queues or asks for; None: no time at all."""
 
     def run(self, seconds: float) -> None:
-        """A piece of work: done at once, or recorded."""
+        """A piece of work: done once it is queued and all before it is done, or recorded."""
         if self.recorded is None:
+            self.queue()
             self.now_s += seconds
         else:
             self.recorded.append(seconds)
+
+    def queue(self) -> None:
+        """The host queues something, for which a device that has done all else waits."""
+        if self.host_op_s is not None:
+            self.host_now_s += self.host_op_s()
+        self.now_s = max(self.now_s, self.host_now_s)
 
     def _sleep(self, cycles: int) -> None:
         self.run(cycles / CYCLES_PER_S + self.gap_s)
@@ -55,6 +65,7 @@ class SteppedCuda:
         """Refused while something is recorded, as on a device."""
         if self.recorded is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
+        self.host_now_s = max(self.host_now_s, self.now_s)
 
 
 class SteppedStream:
@@ -95,8 +106,11 @@ class SteppedGraph:
     def replay(self) -> None:
         assert self._cuda.recorded is None
         self._cuda.replays += 1
+        self._cuda.queue()
+        op_s, self._cuda.host_op_s = self._cuda.host_op_s, None  # all of it is one thing to queue
         for seconds in self._work:
             self._cuda.run(seconds)
+        self._cuda.host_op_s = op_s
 
 
 class SteppedEvent:
@@ -108,10 +122,15 @@ class SteppedEvent:
         self._asked = False
 
     def record(self, stream: SteppedStream | None = None) -> None:
+        self._cuda.queue()
         self.at_s = self._cuda.now_s
         self._asked = False
 
     def query(self) -> bool:
+        if (op_s := self._cuda.host_op_s) is not None:
+            is_done = self.at_s <= self._cuda.host_now_s
+            self._cuda.host_now_s += op_s()
+            return is_done
         # Done when asked a second time: a device is always a little behind a host that is fast enough.
         before, self._asked = self._asked, True
         return before or self._cuda.host_is_slow()

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from forecast_autotune import Store, autotune
+from forecast_autotune import Store, autotune, settle
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.records import Outcome
@@ -244,6 +244,8 @@ def test_a_kernel_in_the_background_keeps_its_config_where_a_child_cannot_compil
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "background")
     tuner = triton.autotune(configs=blocks(32, 128), key=["n"])(of_state("device"))
+    x, out = torch.ones(4096), torch.empty(4096)
     for _ in range(3):
-        launch(tuner)
+        tuner[(1,)](x, out, 4096)
     assert tuner.best_config in tuner.configs
+    assert settle() == (), "no later test meets this key"

@@ -259,7 +259,7 @@ def test_candidates_in_turns_are_launched_back_and_forth(
 
     def run(series: LaunchSeries, timeout_s: float) -> None:
         while not series.is_launched:  # in slices of one launch or two
-            series.advance(call, lambda: None, device.cuda.Event, 1.0)
+            series.advance(call, lambda: None, device.cuda, 1.0)
 
     sliced = SlicedTimer(call, run, lambda _: nullcontext(), lambda: None, 10.0, False)
     (sliced if background else EventTimer(call))._launches([by[8], by[16]], 4)
@@ -367,6 +367,22 @@ def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None
     device.cuda.host_is_slow = lambda: False
     looked_at(timer, by[8])
     assert not timer.is_host_bound(by[8])
+
+
+@pytest.mark.parametrize(("usual_us", "stall_us"), [(40.0, 40.0), (200.0, 200.0), (8.0, 400.0)])
+def test_a_slow_host_does_not_make_kernels_slow(
+    device: SteppedDevice, usual_us: float, stall_us: float
+) -> None:
+    """It takes so long for each of the five things that a timed launch needs, or for a sixth of them."""
+    draw = random.Random(0)
+    device.cuda.host_op_s = lambda: 1e-6 * (usual_us if draw.random() > 1 / 6 else stall_us)
+    timer, by = timer_of()
+    looks = {warps: looked_at(timer, by[warps]) for warps in (1, 2, 8, 16)}
+    assert looks[8] == pytest.approx(50.0, abs=1.5)
+    assert looks[16] == pytest.approx(500.0, abs=1.5)
+    assert looks[1] == pytest.approx(5.6, abs=0.4), "what a pause costs was found, too"
+    assert looks[1] < looks[2] < looks[1] + 0.6
+    assert not any(map(timer.is_host_bound, by.values()))
 
 
 def test_busy_threads_give_way_while_launches_are_queued(device: SteppedDevice) -> None:

@@ -25,7 +25,7 @@ from forecast_integrations.triton.problem.describe import LazyGrids
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times, Tuner
 from forecast_integrations.triton.publication import note_choice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
-from forecast_integrations.triton.timer.timers import EventTimer, TimedLaunch
+from forecast_integrations.triton.timer.timers import EventTimer, TimedLaunch, queue_pause
 from forecast_integrations.triton.variants.loading import launch_config
 
 _FLUSH_MS = 0.08
@@ -46,7 +46,7 @@ class LaunchSeries:
         candidates: Sequence[Candidate],
         rounds: int,
         *,
-        flushes: int,
+        lead_s: float = 0.0,
         costs_ms: Sequence[float | None],
         watch: Callable[[Candidate], AbstractContextManager[object]] | None = None,
         load: Callable[[], object] | None = None,
@@ -54,9 +54,11 @@ class LaunchSeries:
     ) -> None:
         """`costs_ms` are probable milliseconds of the candidates' launches; None for unknown ones.
 
+        The device pauses for `lead_s` seconds before each.
+
         `load` runs before the first launch, on an idle device.
         """
-        self.candidates, self.flushes, self.load, self._warm = tuple(candidates), flushes, load, warm
+        self.candidates, self.lead_s, self.load, self._warm = tuple(candidates), lead_s, load, warm
         self.slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
         """Per candidate, events around each launch, and whether the device waited for the launch."""
         self.error: Exception | None = None
@@ -66,6 +68,8 @@ class LaunchSeries:
         self._total = rounds * len(self.candidates)
         self._launch_count = 0
         self._watching = contextlib.ExitStack()
+        self.host_s = 0.0
+        """Seconds that the host took for the latest launch."""
 
     @property
     def is_launched(self) -> bool:
@@ -79,13 +83,11 @@ class LaunchSeries:
         return len(self.candidates) - 1 - place if turns % 2 else place
 
     def next_cost_ms(self) -> float | None:
-        """Return the probable milliseconds of the next launch, with its flushes; None if unknown."""
+        """Return the probable milliseconds of the next launch, with the work before it; None if unknown."""
         cost = self._costs_ms[self._turn]
-        return None if cost is None else cost + (cost if self._warm else _FLUSH_MS) * self.flushes
+        return None if cost is None else cost + (cost if self._warm else _FLUSH_MS) + 1e3 * self.lead_s
 
-    def advance(
-        self, call: KernelCall, flush: Callable[[], object], event: Callable[[], Any], most_ms: float
-    ) -> float:
+    def advance(self, call: KernelCall, flush: Callable[[], object], interface: Any, most_ms: float) -> float:
         """Make launches for `most_ms` milliseconds, at least one; returns their probable milliseconds.
 
         A launch of unknown cost is the last one. An error of the candidate's, or of hooks, ends the series; any other
@@ -98,7 +100,9 @@ class LaunchSeries:
                 cost = self.next_cost_ms()
                 if planned_ms and (cost is None or planned_ms + cost > most_ms):
                     break
-                self._launch(call, launches, flush, event)
+                begin = time.perf_counter()
+                self._launch(call, launches, flush, interface)
+                self.host_s = time.perf_counter() - begin
                 planned_ms += cost or 0.0
                 if cost is None:
                     break
@@ -111,16 +115,16 @@ class LaunchSeries:
         call: KernelCall,
         launches: Sequence[Callable[[], object]],
         flush: Callable[[], object],
-        event: Callable[[], Any],
+        interface: Any,
     ) -> None:
         turn = self._turn
         candidate = self.candidates[turn]
         if self._watch is not None:
             self._watching.enter_context(self._watch(candidate))
-        start, end = event(), event()
+        start, end = (interface.Event(enable_timing=True) for _ in range(2))
         full = call.run_before_hooks(candidate) if call.has_hooks(candidate) else None
-        for _ in range(self.flushes):
-            launches[turn]() if self._warm else flush()
+        queue_pause(interface, self.lead_s)
+        launches[turn]() if self._warm else flush()
         start.record()
         try:
             launches[turn]()
@@ -128,11 +132,10 @@ class LaunchSeries:
             if full is not None:
                 call.run_after_hook(full, error)
             raise
-        late = start.query()
         end.record()
+        self.slots[turn].append((start, end, start.query()))
         if full is not None:
             call.run_after_hook(full)
-        self.slots[turn].append((start, end, late))
         self._launch_count += 1
 
     def has_begun(self) -> bool:
@@ -165,6 +168,7 @@ class SlicedTimer(EventTimer):
     ) -> None:
         """`watch` is entered around a candidate's first launch; `check` raises where the decision is put off."""
         super().__init__(call, warm=warm)
+        self.most_lead_s = 6e-4  # the program waits, too
         self._hot_until = 0.0  # nothing here waits for the device to rest
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
@@ -180,7 +184,7 @@ class SlicedTimer(EventTimer):
             load = kernel._init_handles if getattr(kernel, "module", kernel) is None else None
         if not self._first_ms:  # the flush has code to load, too
             load = load or (lambda: None)
-        series = LaunchSeries([candidate], 1, flushes=1, costs_ms=[None], watch=self._watch, load=load)
+        series = LaunchSeries([candidate], 1, costs_ms=[None], watch=self._watch, load=load)
         self._run_series(series, timeout_s)
         ((start, end, _),) = series.slots[0]
         self._first_ms[candidate] = start.elapsed_time(end)
@@ -203,10 +207,9 @@ class SlicedTimer(EventTimer):
     ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
         """Have launches made and wait for them. `ways` are the plain ones."""
         costs = [self._estimates.get(c, self._first_ms.get(c)) for c in candidates]
-        series = LaunchSeries(
-            candidates, rounds, flushes=self._flushes[False], costs_ms=costs, warm=self._warm
-        )
+        series = LaunchSeries(candidates, rounds, lead_s=self._lead_s[False], costs_ms=costs, warm=self._warm)
         self._run_series(series, self._timeout_s)
+        self._host_s = series.host_s
         return series.slots
 
 

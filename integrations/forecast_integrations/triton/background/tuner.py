@@ -383,12 +383,7 @@ class BackgroundTuner:
                 flush = _flush(active)
                 tuner.nargs = dict(zip(tuner.arg_names, copy_args, strict=False))
                 copy_ms = 1e3 * (clock() - begin)
-                planned_ms = series.advance(
-                    call,
-                    flush,
-                    lambda: interface.Event(enable_timing=True),
-                    most_ms - copy_ms,
-                )
+                planned_ms = series.advance(call, flush, interface, most_ms - copy_ms)
             except Exception as error:
                 series.error = series.error or error
             finally:  # a Ctrl-C leaves launches behind as well

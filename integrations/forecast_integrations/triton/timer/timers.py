@@ -5,6 +5,11 @@ differences: the flush reads, and leaves no lines to be written back; hooks run 
 the host queued too late do not count, a candidate that cannot win stops after a few launches, and finalists are timed
 in turns.
 
+A host that shares its cores may need ten times as long as usual to queue a launch, for a tenth of a second or for ever.
+The device then waits for it between the two events, and the wait seems to be the kernel's. More flushes in front of
+each launch cost such a host as much time as they give. So the device pauses before each launch, for longer than the
+host has just needed for one, until it is behind the host again.
+
 Launches below 30 us are recorded as device graphs behind pauses (protocol `graph-`, see `forecast_autotune.timing`):
 the L2 is flushed before each replay, and the time is that of the replay less its pause. A recording that fails may
 leave the user's process with a random generator that believes to be recorded. So possible causes are checked before,
@@ -164,6 +169,8 @@ def _error_of_median(times: Sequence[float]) -> float:
 
 _CALIBRATION_ROUNDS = 4
 """Replays behind each pause, to know what a pause costs: 6 ms of the device's time, once a process."""
+_MOST_LATE = 4
+"""Share of replays, as a divisor, that may have waited for the host."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,21 @@ class TimedLaunch:
     """Launches of the candidate between the events."""
 
 
+_HOST_SLACK, _LEAST_LEAD_S = 1.5, 1e-4
+"""Multiple of the host's latest time for a launch, and seconds, that a device pauses at least where it was ahead."""
+
+
+def longer_lead(lead_s: float, host_s: float) -> float:
+    """Seconds to pause before each launch after pauses of `lead_s` were too short; the host took `host_s` for one."""
+    return max(_LEAST_LEAD_S, 2 * lead_s, _HOST_SLACK * host_s)
+
+
+def queue_pause(interface: Any, seconds: float) -> None:
+    """Let the device wait, if it can; a clock that is not up makes it wait for longer."""
+    if seconds > 0 and (sleep := getattr(interface, "_sleep", None)) is not None:
+        sleep(round(seconds / pause_seconds(1)))
+
+
 class ShortLaunchRecorder:
     """Records launches on one device; made once a process, as it has to find what pauses cost there."""
 
@@ -184,18 +206,27 @@ class ShortLaunchRecorder:
         self._recorder, self._interface = GraphRecorder(interface), interface
         self.stream: Any = self._recorder.stream
         """Everything is recorded on it."""
+        lead_s, late = 0.0, list[bool]()
 
         def timed_replay(graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
             start, end = (interface.Event(enable_timing=True) for _ in range(2))
+            queue_pause(interface, lead_s)
             flush()
             start.record()
             graph.replay()
             end.record()
+            late.append(start.query())
             return start, end
 
-        self._pause_cost_s = self._recorder.pause_cost(
-            timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
-        )
+        while True:
+            begin = time.perf_counter()
+            self._pause_cost_s = self._recorder.pause_cost(
+                timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
+            )
+            if _MOST_LATE * sum(late) <= len(late) or lead_s >= LaunchTimer.most_lead_s:
+                break
+            lead_s = longer_lead(lead_s, (time.perf_counter() - begin) / len(late))
+            late.clear()
 
     def record(self, launch: Callable[[], object], *, pool: Any = None, count: int = 1) -> list[TimedLaunch]:
         """`count` launches behind every pause of `pause_lengths`; each replayed once, so that the device holds it."""
@@ -297,8 +328,6 @@ def _has_launch_hooks(triton: Any) -> bool:
     return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
 
 
-_MOST_FLUSHES = 8
-"""Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 _FIRST_FLUSHES = 2
 """Flushes before the first launch of many: the host queues the next one meanwhile."""
 _L2_FACTOR = 2
@@ -306,8 +335,8 @@ _L2_FACTOR = 2
 a replay of 5 us takes 56 us with it instead of 86. Launches by the host are queued no faster than all is read."""
 _FLUSH_MS = 0.08
 """Time to flush 256 MB on a fast card."""
-_HOST_CYCLES = 120_000
-"""Cycles of a pause that is as long as a flush."""
+_WARM_PAUSE_S = 6e-5
+"""Seconds of a pause in the place of a flush."""
 _HUNGRY_MS, _HOT_S = 0.1, 0.1
 """Launches of so many ms or more are slower, if the program kept the device busy so many seconds ago, by more than
 finalists may be: an H200's by 22 % after 10 ms, 16 % after 30 and 4.5 % after 60 to 100."""
@@ -333,10 +362,6 @@ took."""
 
 _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 """When the last timer saw a device at work, by driver and device of this process."""
-
-
-def _no_pause(cycles: int) -> None:
-    """The pause of a device that has none."""
 
 
 class LaunchTimeoutError(TimeoutError):
@@ -393,6 +418,8 @@ class LaunchTimer:
     """Times with device events; `_record_ways` lists the launches that can be recorded."""
 
     compare_ms = _COMPARE_MS
+    most_lead_s = 4e-3
+    """Seconds that a device pauses before a launch at most."""
 
     def __init__(self, call: KernelCall | PlainCalls, *, warm: bool = False) -> None:
         """`warm`: launches find their data in the L2, as far as it holds them."""
@@ -413,8 +440,10 @@ class LaunchTimer:
         self._host_bound: set[Candidate] = set()
         self._recordings: dict[Candidate, list[TimedLaunch]] = {}
         """The recordings of contenders: their finals replay the same graphs."""
-        self._flushes = {False: 1, True: 1}
-        """Before a launch by the host, and before a replay."""
+        self._lead_s = {False: 0.0, True: 0.0}
+        """Seconds that the device pauses before a launch by the host, and before a replay."""
+        self._host_s = 0.0
+        """Seconds that the host took for each of the launches that it queued last."""
         self._device = int(driver.active.get_current_device())
         self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
         self._busy = self._last_busy.get(self._device, -math.inf)
@@ -566,7 +595,8 @@ class LaunchTimer:
         replays = len(ways) == len(candidates)
         ways = ways if replays else [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if replays else self.protocol)
-        rounds = rounds_of(max(estimates), len(ways[0]), self.compare_ms)
+        slowest_ms = max(estimates) + 1e3 * self._lead_s[replays]
+        rounds = rounds_of(slowest_ms, len(ways[0]), self.compare_ms)
 
         def more(indices: list[int], count: int) -> list[list[float]]:
             return self._rounds([candidates[i] for i in indices], [ways[i] for i in indices], count)
@@ -620,10 +650,12 @@ class LaunchTimer:
             self._wait()
             self._busy = time.perf_counter()
             late = [sum(late for *_, late in slot) for slot in slots]
-            slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if 2 * n > len(slot)}
-            if not slow or self._flushes[replays] >= _MOST_FLUSHES:
+            most = _MOST_LATE if replays else 2  # the mean over all pauses needs most of them
+            slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if most * n > len(slot)}
+            lead_s = self._lead_s[replays]
+            if not slow or lead_s >= self.most_lead_s:
                 break
-            self._flushes[replays] *= 2  # the device outran the host: give it more to do between launches
+            self._lead_s[replays] = min(self.most_lead_s, longer_lead(lead_s, self._host_s))
         self._host_bound = (self._host_bound - set(candidates)) | slow
         return [_round_ms(slot, own) for slot, own in zip(slots, ways, strict=True)]
 
@@ -632,15 +664,16 @@ class LaunchTimer:
     ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
         """Queue launches between events; the third entry tells whether a launch came late.
 
-        If the device has passed the first event before the launch is queued, it waited for the host,
-        and the wait would count as kernel time.
+        If the device has passed the first event before the second is queued, it may have waited for the host, and the
+        wait would count as kernel time.
         """
         call, place = self._call, self._event_arguments()
         has_hooks = [call.has_hooks(c) for c in candidates]
         count = max(map(len, ways))
-        flush, flushes = self._replay_flush if count > 1 else self._flush, self._flushes[count > 1]
+        flush, lead_s = self._replay_flush if count > 1 else self._flush, self._lead_s[count > 1]
         events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
         slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
+        begin = time.perf_counter()
         for _ in range(_FIRST_FLUSHES):
             flush()
         for i in range(rounds * count):
@@ -648,22 +681,21 @@ class LaunchTimer:
             for j, candidate in list(enumerate(candidates))[:: -1 if i % 2 else 1]:
                 full = call.run_before_hooks(candidate) if has_hooks[j] else None
                 launch = ways[j][i % count].launch
-                for _ in range(flushes):
-                    self._warm_up(launch) if self._warm else flush()
+                if self._warm:  # the launch leaves its data in the L2
+                    launch()
+                    queue_pause(self._interface, _WARM_PAUSE_S + lead_s)
+                else:
+                    queue_pause(self._interface, lead_s)
+                    flush()
                 start, end = events[j][i]
                 start.record(*place)
                 launch()
-                late = start.query()
                 end.record(*place)
-                slots[j].append((start, end, late))
+                slots[j].append((start, end, start.query()))
                 if full is not None:
                     call.run_after_hook(full)
+        self._host_s = (time.perf_counter() - begin) / max(1, rounds * count * len(candidates))
         return slots
-
-    def _warm_up(self, launch: Callable[[], object]) -> None:
-        """Leave a launch's data in the L2, and give the device something to do while the host queues the next one."""
-        launch()
-        getattr(self._interface, "_sleep", _no_pause)(_HOST_CYCLES)
 
     def is_alive(self) -> bool:
         """False when an earlier launch has broken the context for good."""
@@ -773,7 +805,7 @@ class CallTimer(LaunchTimer):
 
         Raises what the call raises, unless it does so only while it is recorded. Graphs are gone when it returns.
         """
-        self._calls.functions[_ONLY], self._flushes = call, {False: 1, True: 1}
+        self._calls.functions[_ONLY], self._lead_s = call, {False: 0.0, True: 0.0}
         self._may_record, self._recordable = may_record, True
         try:
             times = self.time_adaptively(_ONLY, best_ms)
