@@ -581,9 +581,10 @@ class NoisyTable(TableMeasurer):
         self.final_ms += sum(
             ways * len(t) * (m.ms + _FLUSH_MS[ways > 1]) for m, t in zip(rows, times, strict=True)
         )
+        timed = [Measurement.of_times(m.problem, m.candidate, t) for m, t in zip(rows, times, strict=True)]
         return [
-            replace(self._noisy(m, 0.0, IN_TURNS), median_ms=statistics.median(t), repeats=len(t))
-            for m, t in zip(rows, times, strict=True)
+            replace(self._noisy(t, 0.0, IN_TURNS), protocol=m.protocol.removesuffix(IN_TURNS) + IN_TURNS)
+            for m, t in zip(rows, timed, strict=True)
         ]
 
     def _noisy(self, m: Measurement, deviation: float, protocol_end: str) -> Measurement:

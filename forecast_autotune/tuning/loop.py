@@ -770,7 +770,7 @@ class _TuningRun(Rounds):
         The kernel's own source comes first, then quicker compilations, fewer warps, less shared memory.
         """
         row = self._candidates.row_of[candidate]
-        label = self._results.labels.get(candidate)
+        label = self._results.tried.get(candidate) or self._results.labels.get(candidate)
         shared_bytes = label.extra.get("shared") if label is not None else None
         return (
             not candidate.is_base_variant,
