@@ -357,6 +357,27 @@ def test_noise_and_the_order_of_a_list_choose_nothing_among_ties(policy: Policy 
         assert Decision.from_json(decisions[0].to_json()) == decisions[0]
 
 
+class LiveComparison(Bench):
+    """A bench that says no more of finalists than their times, as a device does."""
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        super().compare(candidates)
+        return [replace(self._rows[c], extra={}, protocol=IN_TURNS) for c in candidates]
+
+
+def test_of_configs_that_tie_the_one_with_less_shared_memory_is_chosen() -> None:
+    warps = TABLE.measurements[0].candidate.config.num_warps
+    alike = sorted((c for c in TABLE.by_candidate() if c.config.num_warps == warps), key=str)[:3]
+    for least in alike:
+        rows = timed(dict.fromkeys(TABLE.by_candidate(), 2.0) | dict.fromkeys(alike, 1.0))
+        sized = [
+            replace(m, extra={**m.extra, "shared": 1024 if m.candidate == least else 2048})
+            for m in rows.measurements
+        ]
+        bench = LiveComparison(replace(rows, measurements=sized))
+        assert decide(Store(None), bench, policy=Exhaustive()).chosen == least
+
+
 def test_relatives_and_measurements_reach_the_surrogate() -> None:
     store = Store(None)
     other = replace(TABLE.problem, id="other", key=("1",))
