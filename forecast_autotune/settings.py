@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.printable import printable
+from forecast_autotune.processors import usable_processors
 
 Number = TypeVar("Number", int, float)
 
@@ -418,12 +419,8 @@ class Settings:
         return Budget(self.max_measurements, self.max_seconds, self.max_gpu_seconds)
 
     def worker_count(self) -> int:
-        """Compile threads to use: the setting, or the cores this process may run on."""
-        if self.workers:
-            return self.workers
-        if hasattr(os, "sched_getaffinity"):
-            return max(1, len(os.sched_getaffinity(0)))
-        return os.cpu_count() or 1
+        """Compile threads to use: the setting, or the cores that this process may keep busy."""
+        return self.workers or usable_processors()
 
     def describe(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, meaning) per setting, for `doctor` and the documentation."""

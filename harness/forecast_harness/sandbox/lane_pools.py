@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -12,6 +11,7 @@ from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from forecast_autotune.processors import usable_processors
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob
 from forecast_harness.sandbox.jobs import JobResult, Resource, SandboxError
 from forecast_harness.sandbox.lane import SandboxLane
@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Closable)
 
 def lane_count(most: int, processors_each: int) -> int:
     """Lanes, `most` at most, on this machine's processors, so many for each; at least one."""
-    return max(1, min(most, len(os.sched_getaffinity(0)) // processors_each))
+    return max(1, min(most, usable_processors() // processors_each))
 
 
 def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:

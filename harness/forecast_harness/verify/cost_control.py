@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from forecast_autotune.processors import usable_processors
 from forecast_harness.clocks.devices import device_count
 from forecast_harness.sandbox.containment.confine import GPUS
 
@@ -90,7 +90,7 @@ def use_more_cores() -> Iterator[None]:
     that wait for each other at every operation lose more than they gain.
     """
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) // (2 * max(1, device_count(), len(list(GPUS.glob("*")))))
+    cores = usable_processors() // (2 * max(1, device_count(), len(list(GPUS.glob("*")))))
     if cores >= _FEWEST_THREADS:
         torch.set_num_threads(min(_MOST_THREADS, cores))
     try:

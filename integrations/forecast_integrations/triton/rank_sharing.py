@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.processors import bound_processors, processor_share
 from forecast_autotune.ranks.job import Job, JobLimits, StoreConnection
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ def current_job(settings: Settings) -> Job | None:
 def share_of_cores(settings: Settings) -> Settings:
     """Settings with this rank's share of its host's cores as compile workers, unless the user has set a number.
 
-    A process that is bound to some of the cores has its share already.
+    A process that is bound to some of the cores has its share of them already; a limit of their time is all ranks'.
     """
-    ranks = _integer("LOCAL_WORLD_SIZE", 1)
-    cores = settings.worker_count()
-    if settings.workers or ranks < 2 or cores < (os.cpu_count() or 1):
+    ranks, cores = _integer("LOCAL_WORLD_SIZE", 1), bound_processors()
+    if settings.workers or ranks < 2:
         return settings
-    return settings.with_(workers=max(1, cores // ranks))
+    own = cores if cores < (os.cpu_count() or 1) else cores // ranks
+    return settings.with_(workers=max(1, int(min(own, processor_share() / ranks))))
 
 
 _JobStore = tuple[str, int, int, Callable[[], Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from forecast_autotune import autotune
 from forecast_autotune.settings import Settings
-from forecast_integrations.triton import engine
+from forecast_integrations.triton import engine, rank_sharing
 from forecast_integrations.triton.rank_sharing import TorchKeyValueStore, current_job, share_of_cores
 from tests.integrations.null import configs, double, fresh, launch
 
@@ -98,12 +99,16 @@ def test_elsewhere_the_process_groups_store_serves_once_there_is_one() -> None:
 
 
 def test_ranks_of_a_host_share_its_cores_unless_told_or_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = 12
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert share_of_cores(Settings()).worker_count() == cores
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert share_of_cores(Settings()).worker_count() == max(1, cores // 2)
+    assert share_of_cores(Settings()).worker_count() == 6
     assert share_of_cores(Settings(workers=5)).worker_count() == 5
+    monkeypatch.setattr(rank_sharing, "processor_share", lambda: 7.5)
+    assert share_of_cores(Settings()).worker_count() == 3, "the limit is one of all ranks together"
+    monkeypatch.setattr(rank_sharing, "processor_share", lambda: math.inf)
     monkeypatch.setattr(os, "cpu_count", lambda: 2 * cores)
     assert share_of_cores(Settings()).worker_count() == cores, "this process is bound to its part"
 

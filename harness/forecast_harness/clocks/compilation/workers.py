@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.processors import usable_processors
 from forecast_autotune.records.codec import Record
 from forecast_harness.clocks.compilation.cubin import check_cubin, without_references
 from forecast_harness.clocks.compilation.nvcc import (
@@ -197,7 +197,7 @@ class CompileWorkers(Resource):
 
         `count`: 0 for all processors.
         """
-        self.count = count or len(os.sched_getaffinity(0))
+        self.count = count or usable_processors()
         self.device = dict(device or {})
         self._condition = threading.Condition()
         self._waiting: list[_Task] = []

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from forecast_autotune.processors import usable_processors
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import CandidateFault, JobContext
 from forecast_harness.sandbox.cell_process import load
@@ -77,7 +78,7 @@ def compile_side_by_side(tasks: Iterable[Callable[[], Any]]) -> None:
     Triton's own mode compiles each program once, whoever asks for it. Releases without it have every call
     in a thread of its own. The parts of a launch beside its binary are made, too, see `_BuildingPool`.
     """
-    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, usable_processors()), "compile-ahead")
     with threads:
         pool = _BuildingPool(threads)
         mode = _triton_mode(pool)
@@ -96,7 +97,7 @@ def compile_most(tasks: Sequence[Callable[[], Any]]) -> list[int]:
 
     An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
     """
-    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-most")
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, usable_processors()), "compile-most")
     pool = _BuildingPool(threads)
     mode = _triton_mode(pool)
     if mode is None:
