@@ -213,8 +213,14 @@ def fail(_: object) -> None:
     raise RuntimeError("not for the parent")
 
 
+def memory_score(pid: int) -> int:
+    """The higher, the earlier the kernel ends a process where memory runs out."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 TASKS: dict[str, Callable[[Any], object]] = {
     "pid": lambda _: [os.getpid(), os.getppid()],
+    "memory scores": lambda _: [memory_score(os.getpid()), memory_score(os.getppid())],
     "repeat": lambda count: "x" * count,
     "square": lambda value: value * value,
     "sleep": sleep_noted,
@@ -283,6 +289,13 @@ def test_sixteen_children_cost_their_process_one_fork(owner: Owner, forks: list[
         owner.start("square", i)
     assert owner.answers() == {("square", i): i * i for i in range(16)}
     assert len(forks) == 1
+
+
+def test_a_lack_of_memory_ends_children_then_the_dispatcher_and_last_the_program(owner: Owner) -> None:
+    own = memory_score(HERE)
+    owner.start("memory scores")
+    child, dispatcher = owner.answers()["memory scores", None]
+    assert child > dispatcher > own == memory_score(HERE)
 
 
 def test_long_answers_come_whole_and_besides_others(owner: Owner) -> None:

@@ -84,6 +84,8 @@ def deferred_signals() -> Iterator[None]:
 
 
 _PR_SET_PDEATHSIG = 1
+_FIRST_TO_END = 1000
+"""The kernel ends a process of this score before any other. A dispatcher comes after its children."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _SHOWN_WARNINGS = mmap.mmap(-1, 1 << 16)
 """A byte for each hash of a warning, set by the first child that shows it: all forks share this memory."""
@@ -168,6 +170,9 @@ def settle_in(parent: int, nice: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+    with contextlib.suppress(OSError):
+        # Where memory runs out, the kernel ends the largest process: that is the program, unless others volunteer.
+        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_END if nice else _FIRST_TO_END // 2))
     if nice:
         with contextlib.suppress(OSError):
             os.nice(nice)
