@@ -178,12 +178,13 @@ class SlicedTimer(EventTimer):
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Have a candidate launched once. Raises `LaunchTimeoutError` if it does not end, and the launch's errors."""
-        load = None
+        loads: list[Callable[[], object]] = []
         with suppress(Exception):  # it fails again where it is launched, and is recorded there
             kernel: Any = self._call.compile(candidate)
-            load = kernel._init_handles if getattr(kernel, "module", kernel) is None else None
-        if not self._first_ms:  # the flush has code to load, too
-            load = load or (lambda: None)
+            loads += [kernel._init_handles] if getattr(kernel, "module", kernel) is None else []
+        if not self._first_ms:  # the flush and the pause have code to load, too
+            loads.append(lambda: queue_pause(self._interface, 1e-6))
+        load = (lambda: [one() for one in loads]) if loads else None
         series = LaunchSeries([candidate], 1, costs_ms=[None], watch=self._watch, load=load)
         self._run_series(series, timeout_s)
         ((start, end, _),) = series.slots[0]
