@@ -369,7 +369,7 @@ def _tune(
         if previous is not None:
             run.reasons.append(f"a re-check has refuted the untimed choice, {previous.chosen}")
         decision = run.decide()
-        if decision.is_kept:
+        if decision.is_kept and decision.settings:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
             store.put_decision(task.problem, decision)
         store.sync()
@@ -813,7 +813,8 @@ class _TuningRun(Rounds):
         if not fast:
             return _decide_without_times(results, forecasts, self.settings, cost)
         best, alike = self._choice(fast)
-        new, total = len(results.tried), len(self._candidates)
+        faults = results.faults()
+        new, total = len(results.tried) - len(faults), len(self._candidates)
         share = f"measured {new} of {total}"
         if results.known:
             share += f", {results.known} known before"
@@ -825,9 +826,21 @@ class _TuningRun(Rounds):
             share += f"; {fast[0].candidate.variant} is not faster than the base by more than noise"
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED
         refused = int(((forecasts.p_fail >= REFUSED) & ~self._candidates.mask_of(results.labels)).sum())
-        untimed = total - len(results.labels) - refused
+        untimed = total - len(results.labels) - len(faults) - refused
         lags = best.ms > fast[0].ms * (1.0 + self.settings.tolerance)
-        risk = 1.0 if lags else self._final_risk(plan)
+        risk = 1.0 if lags else self._final_risk(plan, bool(faults))
+        mark = self._mark
+        if faults:
+            why = faults[0].extra.get("message", "no message")
+            share += f"; {len(faults)} could not be tried ({why:.100})"
+            if self.settings.mode is not Mode.TUNE or risk > self.settings.risk:
+                mark = ""  # the next process tries those that are missing
+                warnings.warn(
+                    f"kernel {self._problem.kernel.name}: {len(faults)} of {total} candidates could not be tried "
+                    f"({why:.300}): the choice among the others is not stored. If memory ran out, set "
+                    "FORECAST_AUTOTUNE_WORKERS to fewer compilations at a time",
+                    stacklevel=2,
+                )
         return Decision(
             problem=self._problem.id,
             chosen=best.candidate,
@@ -843,7 +856,7 @@ class _TuningRun(Rounds):
             median_ms=best.ms,
             saved_s=untimed * cost.compile_s / cost.compiled if cost.compiled else 0.0,
             cost=cost,
-            settings=self._mark,
+            settings=mark,
             at=utc_now(),
             rounds=tuple(self.reasons),
             surrogate=self._risks.surrogate,
@@ -854,11 +867,15 @@ class _TuningRun(Rounds):
             ties=tuple(m.candidate for m in alike if m is not best)[:MAX_TIES],
         )
 
-    def _final_risk(self, plan: Plan) -> float:
-        """The risk as the last forecasts have it, also for policies that do not look at it."""
-        if isinstance(self.policy, RiskBounded):
+    def _final_risk(self, plan: Plan, has_faults: bool) -> float:
+        """The risk as the last forecasts have it, also for policies that do not look at it.
+
+        What a broken harness kept from being tried may be the best: a plan, which does not ask for it again, forgets
+        it.
+        """
+        if isinstance(self.policy, RiskBounded) and not has_faults:
             return plan.risk
-        state = self._state
+        state = replace(self._state, measured=self._results.labels)
         rows = state.pending()
         with single_threaded_blas():
             return stated_risk(state, rows, state.forecasts.samples(rows, 512, state.seed))

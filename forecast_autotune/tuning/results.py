@@ -141,6 +141,10 @@ class TaskResults:
         self._finalists.update(close)
         return True
 
+    def faults(self) -> list[Measurement]:
+        """Return what a broken harness kept from being tried in this decision, and nobody has measured before."""
+        return [m for c, m in self.tried.items() if c not in self.labels]
+
     def outcomes(self) -> dict[Candidate, Measurement]:
         """Return an outcome per candidate; one that met a broken harness has no label, but is not tried again now."""
         return {**self.tried, **self.labels}

@@ -14,7 +14,7 @@ import pytest
 
 from forecast_autotune.errors import NoWorkingConfigError, RecordError, SettingsError
 from forecast_autotune.features.traced_texts import collect_facts
-from forecast_autotune.policy import Exhaustive, TuningState
+from forecast_autotune.policy import Exhaustive, TuningState, WallTime
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome, Plan
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
@@ -22,7 +22,7 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning import loop
 from forecast_autotune.tuning.loop import GuardedStore
 from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN, TuningStore
-from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
+from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes, timed
 
 FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
 
@@ -106,17 +106,51 @@ def test_a_fault_beside_failures_never_gives_a_failed_candidate() -> None:
     assert decision.chosen == last
 
 
-def test_one_fault_is_neither_a_label_nor_an_end() -> None:
-    table = Table(TABLE.problem, list(TABLE.measurements))
-    table.measurements[0] = Measurement(
-        TABLE.problem.id, TABLE.measurements[0].candidate, Outcome.INFRASTRUCTURE
+def with_faults(table: Table, rows: Sequence[int]) -> Bench:
+    """A bench whose children die for want of memory in these rows of a table."""
+    faults = outcomes(Outcome.INFRASTRUCTURE, message="the compiler died (signal 9)").measurements
+    return Bench(
+        Table(TABLE.problem, [faults[i] if i in rows else m for i, m in enumerate(table.measurements)])
     )
-    store, bench = Store(None), Bench(table)
-    decide(store, bench, policy=Exhaustive())
+
+
+@pytest.mark.parametrize("rows", [[0], list(range(1, 14))])
+def test_faults_are_no_labels_and_what_they_kept_from_being_tried_is_tried_later(rows: list[int]) -> None:
+    store, bench = Store(None), with_faults(TABLE, rows)
+    with pytest.warns(
+        UserWarning, match=rf"{len(rows)} of 15 candidates could not be tried.*signal 9.*WORKERS"
+    ):
+        decision = decide(store, bench, mode="exhaustive")
     assert len(bench.asked) == 15
+    assert decision.measured == 15 - len(rows)
+    assert decision.trusted == 0
+    assert f"{len(rows)} could not be tried (the compiler died" in decision.reason
+    assert store.decision(TABLE.problem) is None, "the best may be among them"
     healthy = Bench(TABLE)
-    decide(store, healthy, policy=Exhaustive(), tolerance=0.5)
-    assert healthy.asked == [TABLE.measurements[0].candidate]
+    later = decide(store, healthy, mode="exhaustive")
+    assert set(healthy.asked) == {TABLE.measurements[i].candidate for i in rows}
+    assert later.stated_risk == 0.0
+    assert store.decision(TABLE.problem) == later
+
+
+@pytest.mark.parametrize(("lost", "is_stored"), [(0, False), (2, True)])
+def test_the_risk_of_a_decision_counts_what_could_not_be_tried(lost: int, is_stored: bool) -> None:
+    """The first is forecast to take half of the second's time, all others four times as long."""
+    names = [m.candidate for m in TABLE.measurements]
+
+    def forecast(query: Query) -> Forecasts:
+        log2_ms = {names[0]: 0.0, names[1]: 1.0}
+        mean = np.array([log2_ms.get(c, 2.0) for c in query.candidates])
+        return replace(constant(sd=0.01)(query), mean=mean)
+
+    store, bench = Store(None), with_faults(timed({names[0]: 1.0, names[1]: 2.0}, 4.0), [lost])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        decision = decide(store, bench, surrogate=Told(forecast), policy=WallTime(fewest=15))
+    assert names[lost] in bench.asked
+    assert (store.decision(TABLE.problem) is not None) == is_stored
+    assert (decision.stated_risk < 0.1) == is_stored
+    assert len(said) == (not is_stored)
 
 
 # --- surrogates that fail ---
