@@ -831,7 +831,7 @@ class _TuningRun(Rounds):
         risk = 1.0 if lags else self._final_risk(plan, bool(faults))
         mark = self._mark
         if faults:
-            why = faults[0].extra.get("message", "no message")
+            why = str(faults[0].extra.get("message", "no message"))
             share += f"; {len(faults)} could not be tried ({why:.100})"
             if self.settings.mode is not Mode.TUNE or risk > self.settings.risk:
                 mark = ""  # the next process tries those that are missing
