@@ -1,6 +1,6 @@
 """The processors that this process may keep busy.
 
-A container's limit of processors (`docker run --cpus=4`, `limits.cpu` in Kubernetes) is a share of time: the process
+A container's limit of processors (`docker run --cpus=4`, or that of a pod) is a share of time: the process
 still sees all processors of its host, and is stopped for the rest of each tenth of a second once its group has used up
 its share. Compilations on all of them would end late together, and stop the thread that times kernels as well.
 """

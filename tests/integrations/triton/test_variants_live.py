@@ -630,7 +630,7 @@ def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
     own = {"mine": describe.kernel_record(twice).source}
     for given, more in ((None, {}), ([variant], {variant.name: FAST}), ({"mine": fresh(twice)}, own)):
         surrogate = Curious()
-        call(tuned(given, mode="tune", surrogate=surrogate))
+        call(tuned(given, mode="skip", surrogate=surrogate))  # a clock may have timed all before it is asked
         assert dict(surrogate.queries[0].sources) == {"base": base, **more}
 
 
