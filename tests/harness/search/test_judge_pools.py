@@ -107,14 +107,16 @@ def test_a_broken_lane_is_quarantined_and_comes_back(
 
 
 def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
+    before = set(threading.enumerate())
     lanes = LocalJudgePool(table, 1)
     running = lanes.submit(job("long", "sleep 0.3"))
     wait_until(lambda: running.running())
     waiting = lanes.submit(job("waiting"))
-    before = threading.active_count()
+    own = set(threading.enumerate()) - before
     lanes.close()
     assert running.result(0).outcome is Outcome.OK
     assert waiting.cancelled()
     with pytest.raises(LaneFailure, match="closed"):
         lanes.submit(job("late")).result(0)
-    assert threading.active_count() == before - 1
+    assert own
+    assert not any(thread.is_alive() for thread in own)
