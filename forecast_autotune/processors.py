@@ -18,7 +18,7 @@ _GROUPS, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 def usable_processors() -> int:
     """The processors that this process is bound to, and no more than its control groups leave time for; at least 1."""
-    return max(1, min(bound_processors(), math.ceil(min(processor_share(), 1e6))))
+    return math.ceil(max(1, min(bound_processors(), processor_share())))
 
 
 def bound_processors() -> int:

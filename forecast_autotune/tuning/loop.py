@@ -176,7 +176,12 @@ class GuardedStore:
         return self._ask("decision", lambda: None, problem)
 
     def put_decision(self, problem: Problem, decision: Decision) -> None:
-        """As `TuningStore`."""
+        """As `TuningStore`; nothing for one without settings, which was made while the harness was broken.
+
+        It must not replace, or pass for, a decision.
+        """
+        if not decision.settings:
+            return
         self._ask("put_decision", lambda: None, problem, decision)
 
     def verdicts(self, problem: Problem) -> list[RiskVerdict]:
@@ -369,9 +374,7 @@ def _tune(
         if previous is not None:
             run.reasons.append(f"a re-check has refuted the untimed choice, {previous.chosen}")
         decision = run.decide()
-        if decision.is_kept and decision.settings:
-            # A guess made while the harness was broken must not replace, or pass for, a decision.
-            store.put_decision(task.problem, decision)
+        store.put_decision(task.problem, decision)
         store.sync()
         run.store_facts()
         return decision
@@ -1151,8 +1154,7 @@ def _decide_without_times(
 
     Raises `NoWorkingConfigError` where it was the candidates that failed.
     """
-    faults = [m for m in results.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
-    if not faults:
+    if not (faults := results.faults()):
         raise _no_working_config(results.problem, results.labels, len(forecasts))
     why = f"not timed: {faults[0].extra.get('message', 'no message')}"
     warnings.warn(f"nothing could be timed ({why}): using the best forecast", stacklevel=2)

@@ -143,7 +143,8 @@ class TaskResults:
 
     def faults(self) -> list[Measurement]:
         """Return what a broken harness kept from being tried in this decision, and nobody has measured before."""
-        return [m for c, m in self.tried.items() if c not in self.labels]
+        faults = [m for m in self.tried.values() if m.outcome is Outcome.INFRASTRUCTURE]
+        return [m for m in faults if m.candidate not in self.labels]
 
     def outcomes(self) -> dict[Candidate, Measurement]:
         """Return an outcome per candidate; one that met a broken harness has no label, but is not tried again now."""

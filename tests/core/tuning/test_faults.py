@@ -126,6 +126,8 @@ def test_faults_are_no_labels_and_what_they_kept_from_being_tried_is_tried_later
     assert decision.trusted == 0
     assert f"{len(rows)} could not be tried (the compiler died" in decision.reason
     assert store.decision(TABLE.problem) is None, "the best may be among them"
+    GuardedStore(store).put_decision(TABLE.problem, decision)
+    assert store.decision(TABLE.problem) is None, "nor does another rank store it that adopts it"
     healthy = Bench(TABLE)
     later = decide(store, healthy, mode="exhaustive")
     assert set(healthy.asked) == {TABLE.measurements[i].candidate for i in rows}

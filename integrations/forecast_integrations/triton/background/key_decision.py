@@ -133,9 +133,10 @@ class LaunchSeries:
                 call.run_after_hook(full, error)
             raise
         end.record()
-        self.slots[turn].append((start, end, start.query()))
+        late = start.query()
         if full is not None:
             call.run_after_hook(full)
+        self.slots[turn].append((start, end, late))
         self._launch_count += 1
 
     def has_begun(self) -> bool:
@@ -157,6 +158,8 @@ class SlicedTimer(EventTimer):
     `run_series(series, timeout_s)` returns once all launches of a series were made and the device is done with them.
     """
 
+    most_lead_s = 6e-4  # the program waits, too
+
     def __init__(
         self,
         call: KernelCall,
@@ -168,7 +171,6 @@ class SlicedTimer(EventTimer):
     ) -> None:
         """`watch` is entered around a candidate's first launch; `check` raises where the decision is put off."""
         super().__init__(call, warm=warm)
-        self.most_lead_s = 6e-4  # the program waits, too
         self._hot_until = 0.0  # nothing here waits for the device to rest
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
